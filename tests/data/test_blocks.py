@@ -1,4 +1,4 @@
-"""Texts into blocks, against a transcription of each rule; nothing is lost."""
+"""Building blocks from texts, compared with a transcription of each rule; no token is lost."""
 
 import re
 
@@ -17,7 +17,7 @@ TEXTS = [
 ]
 
 
-def made(tokenizer, max_length, mode, texts=TEXTS):
+def make_blocks(tokenizer, max_length, mode, texts=TEXTS):
     maker = BlockMaker(tokenizer, max_length, mode)
     for _ in maker.add(texts):
         pass
@@ -56,8 +56,8 @@ def in_sentences(tokenizer, max_length):
 
 @pytest.mark.parametrize("max_length", [3, 7, 12, 31, 1000])
 @pytest.mark.parametrize("mode,rule", [("contiguous", contiguous), ("sentences", in_sentences)])
-def test_blocks_are_the_transcriptions(tokenizer, max_length, mode, rule):
-    blocks, maker = made(tokenizer, max_length, mode)
+def test_blocks_equal_the_transcription(tokenizer, max_length, mode, rule):
+    blocks, maker = make_blocks(tokenizer, max_length, mode)
     assert blocks == rule(tokenizer, max_length)
     assert all(len(block) <= max_length for block in blocks)
     inside = [token for block in blocks for token in block[1:-1] if token != tokenizer.sep_token_id]
@@ -65,15 +65,15 @@ def test_blocks_are_the_transcriptions(tokenizer, max_length, mode, rule):
 
 
 @pytest.mark.parametrize("mode", ["contiguous", "sentences"])
-def test_blocks_do_not_depend_on_what_is_added_together(tokenizer, mode, monkeypatch):
+def test_blocks_do_not_depend_on_how_texts_are_added(tokenizer, mode, monkeypatch):
     from hf_tlm.data import blocks
 
-    expected = made(tokenizer, 9, mode)[0]
+    expected = make_blocks(tokenizer, 9, mode)[0]
     monkeypatch.setattr(blocks, "_CHUNK_CHARACTERS", 40)
-    assert made(tokenizer, 9, mode)[0] == expected
+    assert make_blocks(tokenizer, 9, mode)[0] == expected
     maker, found = BlockMaker(tokenizer, 9, mode), []
     for text in TEXTS:
-        # Every text by a maker of its own, which knows the state of the one before.
+        # Each text has its own maker, which restores the state of the previous one.
         after = BlockMaker(tokenizer, 9, mode)
         after.restore(maker.state())
         maker = after
@@ -86,24 +86,24 @@ def test_blocks_do_not_depend_on_what_is_added_together(tokenizer, mode, monkeyp
 
 @pytest.fixture
 def byte_level():
-    """RoBERTa's, whose words carry the space before them."""
+    """A tokenizer like RoBERTa's, whose words include the preceding space."""
     characters = sorted({chr(c) for c in range(33, 127)} | {"Ġ", "Ċ"})
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     return RobertaTokenizer(vocab={piece: i for i, piece in enumerate([*special, *characters, "Ġt"])}, merges=[("Ġ", "t")])
 
 
 @pytest.mark.parametrize("mode", ["contiguous", "sentences"])
-def test_roberta(byte_level, mode):
-    """Its own two tokens, and the tokens of the whole text, not those of sentences without the space before them."""
+def test_byte_level_blocks_keep_preceding_spaces(byte_level, mode):
+    """With its own special tokens, and the tokens of the complete text instead of those of single sentences."""
     text = "A cell. the gene! the end."
-    blocks, _ = made(byte_level, 12, mode, [text])
+    blocks, _ = make_blocks(byte_level, 12, mode, [text])
     assert [token for block in blocks for token in block[1:-1]] == ids_of(byte_level, text)
     assert {(block[0], block[-1]) for block in blocks} == {(0, 2)}
     if mode == "sentences":
         assert [byte_level.decode(block[1:-1]) for block in blocks] == ["A cell.", " the gene!", " the end."]
 
 
-def test_errors(tokenizer):
+def test_invalid_arguments_are_refused(tokenizer):
     with pytest.raises(BlocksError, match="max_length must be at least 3: .*; received 2"):
         BlockMaker(tokenizer, 2)
     with pytest.raises(BlocksError, match="must be contiguous or sentences; received 'words'"):

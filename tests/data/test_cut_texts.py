@@ -1,4 +1,4 @@
-"""What a model does not see of texts: what is cut off, token by token, and words that it never meets."""
+"""Parts of texts that a model does not see: truncated tokens, and words that are not in the training texts."""
 
 import pytest
 from datasets import Dataset
@@ -10,17 +10,17 @@ from hf_tlm.utils.texts import split_passages
 
 
 @pytest.mark.parametrize("max_length", [4, 7, 12, 40])
-def test_what_is_cut_is_what_truncation_leaves_out(tokenizer, max_length):
+def test_measured_share_equals_the_truncated_tokens(tokenizer, max_length):
     texts = ["a token", "many tokens " * 6, "", "word " * 9]
     whole = [tokenizer(text)["input_ids"] for text in texts]
-    left = [tokenizer(text, truncation=True, max_length=max_length)["input_ids"] for text in texts]
-    lost, special = sum(map(len, whole)) - sum(map(len, left)), 2 * len(texts)
+    truncated = [tokenizer(text, truncation=True, max_length=max_length)["input_ids"] for text in texts]
+    lost, special = sum(map(len, whole)) - sum(map(len, truncated)), 2 * len(texts)
     cut = measure_cut(texts, tokenizer, max_length)
     assert cut.share == pytest.approx(lost / (sum(map(len, whole)) - special))
     assert tokenizer.backend_tokenizer.truncation is None
 
 
-def test_a_passage_of_so_many_words_fits(tokenizer):
+def test_recommended_number_of_words_fits(tokenizer):
     texts = ["word " * 40] * 3
     cut = measure_cut(texts, tokenizer, 20)
     assert cut.share > 0.4 and cut.words > 0
@@ -28,25 +28,25 @@ def test_a_passage_of_so_many_words_fits(tokenizer):
     assert measure_cut(["word " * (cut.words + 1)], tokenizer, 20).share > 0
 
 
-def test_without_spaces_a_sentence_is_a_word_and_no_length_is_zero(tokenizer):
-    """--passage_words 0 would leave documents whole, where the advice is to cut them."""
+def test_words_of_texts_without_spaces_are_sentences_and_at_least_one(tokenizer):
+    """--passage_words 0 would leave documents uncut, although the advice is to cut them."""
     assert measure_cut(["ab" * 10 + "。"] * 3, tokenizer, 6).words == 1
     sentences = "ab。" * 40
     cut = measure_cut([sentences], tokenizer, 42)
     assert cut.words > 5 and measure_cut(split_passages(sentences, cut.words), tokenizer, 42).share == 0
 
 
-def test_of_nothing_nothing_is_cut(tokenizer):
+def test_empty_texts_are_not_truncated(tokenizer):
     assert measure_cut([], tokenizer, 8).share == 0 and measure_cut([""], tokenizer, 8).words == 0
 
 
-def test_long_texts_are_looked_at_in_part(tokenizer, monkeypatch):
+def test_long_texts_are_measured_in_part(tokenizer, monkeypatch):
     monkeypatch.setattr(text_checks, "MEASURED_CHARACTERS", 60)
     assert measure_cut(["word " * 5000], tokenizer, 7) == measure_cut(["word " * 12], tokenizer, 7)
 
 
-def test_words_that_no_training_text_has():
-    """Running words are counted, not kinds of words; a passage makes known what training does not."""
+def test_share_of_words_in_no_training_text():
+    """Occurrences are counted, not distinct words; passages add to the known words."""
     spec = TaskSpec(name="pets", path="", text_columns=("text", "text_pair"))
     train = {"text": ["the cat sat", "a cat"], "text_pair": ["on it", "it"], "label": [0, 1]}
     held_out = {"text": ["The dog, the dog sat", "CAT"], "text_pair": ["it", "bird"], "label": [0, 1]}
@@ -58,7 +58,7 @@ def test_words_that_no_training_text_has():
     assert line == "new words    validation 37.5% of the words in no training text; validation 25.0% in no passage either"
 
 
-def test_texts_without_spaces_are_words_by_character():
+def test_words_of_texts_without_spaces_are_characters():
     rows = {"train": ["猫は可愛い", "犬"], "validation": ["猫と犬", "犬"]}
     splits = {split: Dataset.from_dict({"text": texts, "label": [0, 1]}) for split, texts in rows.items()}
     assert unseen_words(task_from_datasets(TaskSpec(name="pets", path=""), splits))["validation"][0] == 1 / 4

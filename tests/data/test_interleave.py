@@ -1,4 +1,4 @@
-"""The stream of every optimizer step is as specified, for any rho1, accumulation and number of processes."""
+"""The stream of every optimizer step follows the specification, for any rho1, accumulation and number of processes."""
 
 import math
 
@@ -30,14 +30,14 @@ def sampler(rho1, batch_size=4, world=1, accumulation=1, steps=12, seed=3):
     )
 
 
-def stream(batch):
+def stream_of(batch):
     kinds = {TASK if draw % (NUM_TASK + NUM_CORPUS) < NUM_TASK else CORPUS for draw in batch}
     assert len(kinds) == 1, "a batch mixes streams"
     return kinds.pop()
 
 
-def specified(rho1, step):
-    """The released code's rule, written out: (step + 1) % external_ratio == 0 is a task batch."""
+def expected_stream(rho1, step):
+    """Return the stream by the released code's rule: (step + 1) % external_ratio == 0 is a task batch."""
     if rho1 == 0:
         return TASK
     if math.isinf(rho1):
@@ -48,8 +48,8 @@ def specified(rho1, step):
 @pytest.mark.parametrize("rho1", [0, 1, 3, math.inf])
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("world", [1, 2])
-def test_streams(rho1, accumulation, world):
-    """Every process sees the same stream in every micro-batch of an optimizer step, and it is the specified one."""
+def test_streams_follow_rho1_on_every_process(rho1, accumulation, world):
+    """All micro-batches of an optimizer step have the specified stream, on all processes."""
     steps = 12
     per_rank = [
         list(BatchSamplerShard(sampler(rho1, world=world, accumulation=accumulation, steps=steps), world, rank))
@@ -59,7 +59,7 @@ def test_streams(rho1, accumulation, world):
         assert len(batches) == steps * accumulation
         for step in range(steps):
             micro = batches[step * accumulation : (step + 1) * accumulation]
-            assert {stream(batch) for batch in micro} == {specified(rho1, step)}
+            assert {stream_of(batch) for batch in micro} == {expected_stream(rho1, step)}
             assert all(len(batch) == 4 for batch in micro)
 
 
@@ -79,7 +79,7 @@ def test_every_example_once_before_any_twice(rho1):
 
 
 @pytest.mark.parametrize("rho1", [0, 3, math.inf])
-def test_same_texts_per_step_however_they_are_split(rho1):
+def test_texts_of_a_step_do_not_depend_on_the_split(rho1):
     def per_step(batch_size, world, accumulation):
         batches = list(sampler(rho1, batch_size, world, accumulation))
         size = world * accumulation
@@ -96,7 +96,7 @@ def test_epochs_continue_the_streams():
     assert first + list(halves) == whole
 
 
-def test_epoch_length():
+def test_steps_per_epoch():
     assert InterleavedBatchSampler(lengths(20), lengths(30), rho1=0, batch_size=4).steps_per_epoch == 5
     assert InterleavedBatchSampler(lengths(20), lengths(30), rho1=math.inf, batch_size=4).steps_per_epoch == 8
     # 7.5 corpus steps and a third as many task steps.
@@ -104,12 +104,12 @@ def test_epoch_length():
 
 
 @pytest.mark.parametrize("rho1", [-1, 0.5, math.nan])
-def test_bad_rho1(rho1):
+def test_invalid_rho1_is_refused(rho1):
     with pytest.raises(HfTlmError, match="rho1"):
         sampler(rho1)
 
 
-def test_missing_stream():
+def test_missing_texts_of_a_stream_are_refused():
     with pytest.raises(HfTlmError, match="needs corpus texts"):
         InterleavedBatchSampler(lengths(5), lengths(0), rho1=1, batch_size=2)
     with pytest.raises(HfTlmError, match="needs task texts"):
@@ -117,7 +117,7 @@ def test_missing_stream():
 
 
 @pytest.mark.parametrize("given", [Dataset.from_dict({"text": ["a"]}), ["a text"], [[1, 2], [3]], [2, -1], [1.5], 3, None])
-def test_lengths_that_are_none(given):
+def test_invalid_lengths_are_refused(given):
     with pytest.raises(HfTlmError, match="task_lengths must be the number of tokens of each text.*hf_tlm.data.text_lengths"):
         InterleavedBatchSampler(given, lengths(5), rho1=1, batch_size=2)
 
@@ -135,12 +135,12 @@ def test_lengths_that_are_none(given):
         ({"rho1": "3"}, "rho1 must be a number of corpus batches per task batch: .*; received '3'"),
     ],
 )
-def test_sizes_that_make_no_sense(changes, message):
+def test_invalid_arguments_are_refused(changes, message):
     with pytest.raises(HfTlmError, match=message):
         InterleavedBatchSampler([3, 4], [5, 6], **{"rho1": 1, "batch_size": 2} | changes)
 
 
-def test_rows_and_draws():
+def test_interleaved_dataset_returns_rows_with_their_draw():
     task = Dataset.from_dict({"input_ids": [[1], [2]], "label": [0, 1]})
     corpus = Dataset.from_dict({"input_ids": [[3], [4], [5]]})
     both = InterleavedDataset(task, corpus)
@@ -165,8 +165,8 @@ def by_tokens(rho1=3, tokens=64, world=1, accumulation=1, steps=40, **options):
     )
 
 
-def test_batches_of_tokens():
-    """Each text in the one batch within whose share of the sequence it begins; the same texts however they are split."""
+def test_batches_have_the_requested_tokens():
+    """Each text is in the batch in whose share of the sequence it starts; a step's texts do not depend on the split."""
     whole, split = list(by_tokens()), list(by_tokens(tokens=32, accumulation=2))
     assert [sorted(batch) for batch in whole] == [sorted(a + b) for a, b in zip(split[::2], split[1::2], strict=True)]
     sizes = np.concatenate([lengths(NUM_TASK), lengths(NUM_CORPUS)])
@@ -188,24 +188,24 @@ def test_batches_of_tokens_reach_every_process():
     assert [batch for pair in zip(*shards, strict=True) for batch in pair] == batches
 
 
-def test_a_text_longer_than_a_batch_of_tokens():
+def test_text_longer_than_a_token_batch_is_refused():
     with pytest.raises(HfTlmError, match="longer than a batch of 8"):
         by_tokens(tokens=8)
 
 
 @pytest.mark.parametrize("make", [sampler, by_tokens])
 @pytest.mark.parametrize("rho1", [0, 3, math.inf])
-def test_tokens_are_counted(make, rho1):
+def test_token_counts_equal_the_sum_over_batches(make, rho1):
     """The closed form against adding up what the batches hold."""
     ours, sizes = make(rho1, steps=40), np.concatenate([lengths(NUM_TASK), lengths(NUM_CORPUS)])
     counted = {TASK: 0, CORPUS: 0}
     for step, batch in enumerate(list(ours)):
         assert {name: ours.count_tokens(name, step) for name in counted} == counted
-        counted[stream(batch)] += sum(sizes[draw % len(sizes)] for draw in batch)
+        counted[stream_of(batch)] += sum(sizes[draw % len(sizes)] for draw in batch)
 
 
-def test_length_groups():
-    """Steps hold texts of similar length in every pass, every text still comes once before any comes twice."""
+def test_length_groups_reduce_padding():
+    """Steps have texts of similar length in every epoch, and every text still occurs once before any occurs twice."""
     sizes = np.random.default_rng(0).integers(3, 128, 1003)
     options = {"rho1": math.inf, "batch_size": 4, "gradient_accumulation_steps": 2, "seed": 1, "steps_per_epoch": 125}
     plain, grouped = (InterleavedBatchSampler([], sizes, group_by_length=g, **options) for g in (False, True))

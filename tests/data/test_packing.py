@@ -10,20 +10,20 @@ from support.token_texts import rows
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60))
-def test_every_text_has_its_own_place(lengths):
+def test_texts_do_not_overlap_and_rows_are_full(lengths):
     row_of, start_of = pack(lengths, 30)
     taken = np.zeros((row_of.max() + 1, 30), int)
     for row, start, length in zip(row_of, start_of, lengths, strict=True):
         assert start + length <= 30
         taken[row, start : start + length] += 1
     assert taken.max() == 1
-    # Rows begin at 0 and have no gaps, and no two of them would fit into one.
+    # Rows start at 0 and have no gaps, and no two of them would fit into one.
     used = taken.sum(axis=1)
     assert all(row[:n].all() for row, n in zip(taken, used, strict=True))
     assert len(used) < 2 or np.sort(used)[:2].sum() > 30
 
 
-def test_known_case():
+def test_pack_of_known_lengths():
     row_of, start_of = pack([3, 9, 5, 7, 1, 5], 10)
     assert row_of.tolist() == [1, 0, 2, 1, 0, 2] and start_of.tolist() == [7, 0, 0, 0, 9, 5]
 
@@ -35,7 +35,7 @@ def test_short_texts_fill_their_rows():
 
 
 @pytest.mark.parametrize("mlm_probability", [0.5, 0.0])
-def test_packed_and_padded_batches_hold_the_same_texts(tokenizer, mlm_probability):
+def test_packed_and_padded_batches_have_the_same_texts(tokenizer, mlm_probability):
     texts = rows(tokenizer, "the gene", "the cell binds the acid and the drug", "the drug", label=2, draw=7)
     for draw, text in enumerate(texts):
         text["draw"] = draw
@@ -45,24 +45,24 @@ def test_packed_and_padded_batches_hold_the_same_texts(tokenizer, mlm_probabilit
     assert set(packed) - set(padded) == {"position_ids", "text_ids", "first_tokens"}
     assert len(packed["input_ids"]) == 2 and next(iter(packed)) == "labels"
     for i in range(3):
-        here = packed["text_ids"] == i + 1
-        assert here.sum() == padded["attention_mask"][i].sum() and packed["attention_mask"][here].all()
-        assert packed["position_ids"][here].tolist() == list(range(here.sum()))
-        assert packed["first_tokens"][i] == here.flatten().int().argmax()
+        tokens = packed["text_ids"] == i + 1
+        assert tokens.sum() == padded["attention_mask"][i].sum() and packed["attention_mask"][tokens].all()
+        assert packed["position_ids"][tokens].tolist() == list(range(tokens.sum()))
+        assert packed["first_tokens"][i] == tokens.flatten().int().argmax()
         for name in ("input_ids", "mlm_labels") if mlm_probability else ("input_ids",):
-            assert packed[name][here].tolist() == padded[name][i][: here.sum()].tolist()
+            assert packed[name][tokens].tolist() == padded[name][i][: tokens.sum()].tolist()
     padding = packed["text_ids"] == 0
     assert not packed["attention_mask"][padding].any() and (packed["input_ids"][padding] == tokenizer.pad_token_id).all()
 
 
-def test_a_longer_text_widens_the_row(tokenizer):
+def test_longer_text_widens_the_row(tokenizer):
     batch = TlmCollator(tokenizer, row_length=4)(rows(tokenizer, "the cell binds the acid and the drug", "a", draw=0))
     assert batch["input_ids"].shape[0] == 2 and batch["input_ids"].shape[1] > 4
 
 
 @pytest.mark.parametrize("row_length", [None, 12])
-def test_leading_texts(tokenizer, row_length):
-    """A model reads of them what it reads of a batch of these texts alone, the crops too."""
+def test_leading_texts_equal_a_batch_of_these_texts(tokenizer, row_length):
+    """Including their crops."""
     texts = rows(tokenizer, "the gene", "the cell binds the acid and the drug", "the drug and the acid")
     for draw, text in enumerate(texts):
         text["draw"] = draw
@@ -77,7 +77,7 @@ def test_leading_texts(tokenizer, row_length):
             if row_length is not None:
                 assert len(batch[f"{prefix}first_tokens"]) == 2
         for text in range(2):
-            places = [
+            positions = [
                 (batch[f"{prefix}text_ids"] == text + 1).nonzero(as_tuple=True)
                 if row_length is not None
                 else (torch.tensor(text), batch[f"{prefix}attention_mask"][text].nonzero()[:, 0])
@@ -85,6 +85,6 @@ def test_leading_texts(tokenizer, row_length):
             ]
             for name in names:
                 if not name.endswith("first_tokens"):
-                    assert leading[name][places[0]].equal(alone[name][places[1]]), name
+                    assert leading[name][positions[0]].equal(alone[name][positions[1]]), name
         assert leading[f"{prefix}attention_mask"].sum() == alone[f"{prefix}attention_mask"].sum()
     assert (leading["mlm_labels"] != -100).sum() == (alone["mlm_labels"] != -100).sum()

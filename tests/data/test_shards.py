@@ -1,4 +1,4 @@
-"""Blocks on disk: equal however they came there, and never a part of them."""
+"""Blocks on disk are the same in whichever way they were prepared, and shards are complete or absent."""
 
 import json
 import os
@@ -26,11 +26,12 @@ def corpus_files(folder, rows=ROWS, count=3):
     return load_corpus(str(folder))
 
 
-def contents(made):
-    """Every file of shards by name, without states and seals, which say how far preparation had read, and when."""
+def files_of(shards):
+    """Return every file of the shards by name, except states and seals, which depend on the progress and time of
+    preparation."""
     return {
-        path.relative_to(made.folder).as_posix(): path.read_bytes()
-        for path in sorted(made.folder.rglob("*"))
+        path.relative_to(shards.folder).as_posix(): path.read_bytes()
+        for path in sorted(shards.folder.rglob("*"))
         if path.is_file() and path.name != module.STATE_FILE and path.suffix != ".seal"
     }
 
@@ -47,15 +48,15 @@ def make(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("mode", ["contiguous", "sentences"])
-def test_shards_hold_the_blocks_of_all_passages(make, tokenizer, mode):
-    made = make(mode=mode)
-    blocks = made.to_dataset()
+def test_shards_have_the_blocks_of_all_passages(make, tokenizer, mode):
+    shards = make(mode=mode)
+    blocks = shards.to_dataset()
     maker = BlockMaker(tokenizer, 16, mode)
-    list(maker.add([row["text"] for row in made.corpus]))
+    list(maker.add([row["text"] for row in shards.corpus]))
     maker.finish()
     assert blocks["input_ids"][:] == [block.tolist() for block in maker.blocks]
     assert blocks.cache_files and len(blocks) > 50
-    assert [len(made.find(number)) for number in range(made.totals["shards"] - 1)] == [7] * (len(blocks) // 7)
+    assert [len(shards.find(number)) for number in range(shards.totals["shards"] - 1)] == [7] * (len(blocks) // 7)
     expected = {
         "last_block": len(blocks[-1]["input_ids"]),
         "blocks": len(blocks),
@@ -64,13 +65,13 @@ def test_shards_hold_the_blocks_of_all_passages(make, tokenizer, mode):
         "held_out": 0,
         "bad_files": {},
     }
-    assert made.totals == {"shards": -(-len(blocks) // 7), **expected}
+    assert shards.totals == {"shards": -(-len(blocks) // 7), **expected}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["contiguous", "sentences"])
 @pytest.mark.parametrize("batch", [2, 1000])
-def test_a_preparation_that_was_stopped_continues(make, monkeypatch, mode, batch):
+def test_interrupted_preparation_resumes(make, monkeypatch, mode, batch):
     monkeypatch.setattr("hf_tlm.corpora.loading.BATCH", batch)
     whole = make(mode=mode, validation_share=0.2)
     whole.to_dataset()
@@ -94,31 +95,31 @@ def test_a_preparation_that_was_stopped_continues(make, monkeypatch, mode, batch
         written.clear()
         cut.to_dataset()
         monkeypatch.setattr(module, "_save_blocks", write)
-        assert contents(cut) == contents(whole)
+        assert files_of(cut) == files_of(whole)
         assert len(written) == whole.totals["shards"] - calls, "what was there was made again"
 
 
 @pytest.mark.parametrize("shard_size", [7, 8])
-def test_a_preparation_that_was_stopped_before_its_very_end(make, shard_size):
-    made = make(shard_size=shard_size)
-    made.to_dataset()
-    before = contents(made)
-    (made.folder / module.TOTALS_FILE).unlink()
-    assert made.totals is None
-    made.to_dataset()
-    assert contents(made) == before and made.totals["last_block"] < 16
+def test_preparation_interrupted_before_the_totals_resumes(make, shard_size):
+    shards = make(shard_size=shard_size)
+    shards.to_dataset()
+    before = files_of(shards)
+    (shards.folder / module.TOTALS_FILE).unlink()
+    assert shards.totals is None
+    shards.to_dataset()
+    assert files_of(shards) == before and shards.totals["last_block"] < 16
 
 
-def test_blocks_longer_than_a_shard_are_cut_over_several(make, tokenizer):
+def test_text_longer_than_a_shard_is_split_over_several(make, tokenizer):
     rows = [{"id": "a", "text": "the gene " * 800, "source": "s"}, {"id": "b", "text": "the cell", "source": "s"}]
-    made = make(corpus=Corpus("long", "1", lambda: iter(rows)), shard_size=3)
-    assert len(made.to_dataset()) == made.totals["blocks"] > 30
-    # From the middle of the long one.
-    for number in range(5, made.totals["shards"]):
-        (made.folder / f"shard-{number:05d}" / module.STATE_FILE).unlink()
-    before = contents(made)
-    made.to_dataset()
-    assert contents(made) == before
+    shards = make(corpus=Corpus("long", "1", lambda: iter(rows)), shard_size=3)
+    assert len(shards.to_dataset()) == shards.totals["blocks"] > 30
+    # Resume within the long text.
+    for number in range(5, shards.totals["shards"]):
+        (shards.folder / f"shard-{number:05d}" / module.STATE_FILE).unlink()
+    before = files_of(shards)
+    shards.to_dataset()
+    assert files_of(shards) == before
 
 
 PROGRAM = """
@@ -138,23 +139,23 @@ BlockShards(load_corpus(corpus), load_tokenizer(tokenizer), 16, shard_size=7, ca
 
 
 @pytest.mark.slow
-def test_sigkill(make, tmp_path, tokenizer):
+def test_preparation_resumes_after_a_kill(make, tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     done = warm.program(PROGRAM, [tmp_path / name for name in ("corpus", "tokenizer", "cache")])
     assert done.status == -signal.SIGKILL, done.stderr
     cut, whole = make(), make("whole")
     assert cut.find(2) is not None and cut.find(3) is None
-    # The kill left its unfinished folder.
+    # The kill left an unfinished folder.
     stale = [path.name for path in cut.folder.iterdir() if path.name.startswith(".")]
     assert len(stale) == 1
     assert cut.to_dataset()["input_ids"][:] == whole.to_dataset()["input_ids"][:]
 
 
 @pytest.mark.parametrize("harm", ["truncate", "unlink", "fewer", "state"])
-def test_a_damaged_shard_is_made_again(make, harm, caplog):
+def test_damaged_shard_is_rebuilt(make, harm, caplog):
     made = make()
     made.to_dataset()
-    before = contents(made)
+    before = files_of(made)
     folder = made.folder / "shard-00002"
     if harm == "truncate":
         os.truncate(folder / module.BLOCKS_FILE, 900)
@@ -168,10 +169,10 @@ def test_a_damaged_shard_is_made_again(make, harm, caplog):
         (folder / module.STATE_FILE).write_text("{")
     assert made.find(2) is None and "is damaged" in caplog.text
     made.to_dataset()
-    assert contents(made) == before
+    assert files_of(made) == before
 
 
-def test_what_is_there_is_not_read_again(make, monkeypatch):
+def test_finished_shards_do_not_read_the_corpus_again(make, monkeypatch):
     made = make(validation_share=0.2)
     first, held = made.to_dataset()["input_ids"][:], made.validation(4)["input_ids"][:]
     monkeypatch.setattr(Corpus, "batches", None)
@@ -179,18 +180,18 @@ def test_what_is_there_is_not_read_again(make, monkeypatch):
     assert again.to_dataset()["input_ids"][:] == first and again.validation(4)["input_ids"][:] == held
 
 
-def test_every_setting_has_a_folder_of_its_own(make, tmp_path, tokenizer):
+def test_every_setting_has_its_own_folder(make, tmp_path, tokenizer):
     folders = [
         make(**options).folder for options in ({}, {"mode": "sentences"}, {"shard_size": 8}, {"validation_share": 0.1})
     ]
     folders.append(make(corpus=corpus_files(tmp_path / "other", ROWS[1:])).folder)
     folders.append(BlockShards(make().corpus, tokenizer, 17, shard_size=7, cache_dir=tmp_path / "cache").folder)
     assert len(set(folders)) == 6
-    tokenizer("a text", truncation=True, max_length=3)  # Leaves its truncation in the tokenizer.
+    tokenizer("a text", truncation=True, max_length=3)  # Changes the truncation of the tokenizer.
     assert make().folder == folders[0]
 
 
-def test_held_out_passages_are_in_the_validation_blocks_alone(make, tokenizer):
+def test_held_out_passages_are_only_in_the_validation_blocks(make, tokenizer):
     made = make(validation_share=0.2)
     held = [row for row in made.corpus if is_held_out(made.corpus, row["id"], 0.2)]
     rest = [row for row in made.corpus if row not in held]
@@ -203,10 +204,10 @@ def test_held_out_passages_are_in_the_validation_blocks_alone(make, tokenizer):
     assert made.totals["held_out"] == len(held) and made.totals["passages"] == 90
     few = made.validation(3)
     assert few["input_ids"][:] == made.validation(1000)["input_ids"][:3] and few["draw"][:] == [-1, -2, -3]
-    # The same passages whatever is beside them; those of one document together.
+    # The same passages in any corpus; passages of one document are held out together.
     alone = Corpus("one", "1", lambda: iter(held[:1]), max_words=5)
     assert {is_held_out(alone, row["id"], 0.2) for row in alone} == {True} and len(list(alone)) > 1
-    # So do they in a subset, which is not cut again; a name with such an end is that of a document else.
+    # Also in a subset, which is already cut; in an uncut corpus an id with such a suffix is another document.
     document, passages = held[0]["id"], replace(made.corpus, cut=True)
     assert is_held_out(passages, f"{document}#0", 0.2) and is_held_out(passages, f"{document}#12", 0.2)
     assert {is_held_out(made.corpus, f"{document}#{number}", 0.2) for number in range(30)} == {True, False}
@@ -214,7 +215,7 @@ def test_held_out_passages_are_in_the_validation_blocks_alone(make, tokenizer):
         make(validation_share=1e-9).validation(3)
 
 
-def test_files_that_cannot_be_read(make, tmp_path):
+def test_unreadable_files_are_refused_or_skipped(make, tmp_path):
     corpus_files(tmp_path / "bad")
     (tmp_path / "bad" / "1.parquet").write_bytes(b"nothing")
     with pytest.raises(CorpusError, match="1.parquet"):
@@ -224,7 +225,7 @@ def test_files_that_cannot_be_read(make, tmp_path):
     assert made.totals["passages"] == 60 and list(made.totals["bad_files"]) == ["1.parquet"]
 
 
-def test_errors(make):
+def test_empty_corpora_and_invalid_options_are_refused(make):
     with pytest.raises(BlocksError, match="has no passage to train on .2 rows without text"):
         make(corpus=Corpus("empty", "1", lambda: iter([{"id": i, "text": " ", "source": "s"} for i in "ab"]))).to_dataset()
     with pytest.raises(BlocksError, match="has 3 tokens, which do not fill one block of 16"):
@@ -234,7 +235,7 @@ def test_errors(make):
             make(**options)
 
 
-def test_another_process_waits(make):
+def test_another_process_waits_for_the_preparation(make):
     made, other = make(), make()
     timer = threading.Timer(0.3, made.to_dataset)
     timer.start()
@@ -243,7 +244,7 @@ def test_another_process_waits(make):
     timer.join()
 
 
-def test_states_say_how_far_the_corpus_was_read(make):
+def test_states_record_how_far_the_corpus_was_read(make):
     made = make(validation_share=0.2)
     made.to_dataset()
     states = [json.loads((made.folder / f"shard-{n:05d}/state.json").read_text()) for n in range(made.totals["shards"])]

@@ -1,4 +1,5 @@
-"""Blocks that are drawn while they are made: the same draws whoever makes them, and whenever they come."""
+"""Blocks that are sampled while they are prepared: the samples depend neither on the process nor on the time of
+preparation."""
 
 import math
 import os
@@ -43,7 +44,7 @@ def sampler(blocks, world=1, accumulation=1, steps=60):
     )
 
 
-def test_a_pass_draws_every_whole_block_shard_after_shard(make):
+def test_every_epoch_has_each_full_block_once_in_shard_order(make):
     shards = make()
     blocks = StreamedBlocks(shards)
     whole = shards.to_dataset()["input_ids"][:]
@@ -63,14 +64,14 @@ def test_a_pass_draws_every_whole_block_shard_after_shard(make):
     assert stream.tokens(5) == 80 and stream.position(9) == 9
 
 
-def test_draws_do_not_depend_on_when_blocks_are_made_or_how_steps_are_split(make):
+def test_samples_do_not_depend_on_preparation_or_split_of_steps(make):
     finished = make()
     finished.to_dataset()
     expected = list(sampler(StreamedBlocks(finished)))
     slow = make("slow", lambda: (time.sleep(1e-3) or row for row in ROWS))
     with Preparation(slow, ahead=1) as preparation:
         assert list(sampler(StreamedBlocks(slow, preparation))) == expected
-    # A process that has no thread waits for the files.
+    # A process without the preparing thread waits for the files.
     late = make("late")
     timer = threading.Timer(0.3, late.to_dataset)
     timer.start()
@@ -78,11 +79,11 @@ def test_draws_do_not_depend_on_when_blocks_are_made_or_how_steps_are_split(make
     timer.join()
     split = list(sampler(StreamedBlocks(finished), world=2, accumulation=2))
     assert [sum(split[i : i + 4], []) for i in range(0, len(split), 4)] == expected
-    # A resumed run does not begin at the beginning.
+    # A resumed run does not start at the first batch.
     assert list(sampler(StreamedBlocks(make())).batches_of(59)) == expected[59:]
 
 
-def test_no_more_than_so_many_shards_ahead(make):
+def test_preparation_stays_at_most_ahead_shards_ahead(make):
     shards = make()
     with Preparation(shards, ahead=2) as preparation:
         blocks = StreamedBlocks(shards, preparation)
@@ -97,14 +98,14 @@ def test_no_more_than_so_many_shards_ahead(make):
     assert not preparation._thread.is_alive()
 
 
-def broken():
+def failing_documents():
     yield from ROWS[:60]
     raise OSError("the disk is gone")
 
 
-def test_errors_of_the_thread_come_when_its_blocks_are_missed(make, monkeypatch):
+def test_errors_of_the_thread_are_raised_when_its_blocks_are_needed(make, monkeypatch):
     monkeypatch.setattr("hf_tlm.corpora.corpus.BATCH", 10)
-    whole, shards, found = make(), make("broken", broken), []
+    whole, shards, found = make(), make("broken", failing_documents), []
     whole.to_dataset()
     with (
         Preparation(shards, ahead=100) as preparation,
@@ -118,8 +119,8 @@ def test_errors_of_the_thread_come_when_its_blocks_are_missed(make, monkeypatch)
         next(iter(sampler(StreamedBlocks(empty, preparation))))
 
 
-def test_the_end_of_the_context_ends_the_thread(make, monkeypatch):
-    """Within a corpus that never ends, and while training is in an error of its own."""
+def test_leaving_the_context_ends_the_thread(make, monkeypatch):
+    """While preparing an endless corpus, and when training fails with its own error."""
 
     def endless():
         number = 0
@@ -134,7 +135,7 @@ def test_the_end_of_the_context_ends_the_thread(make, monkeypatch):
     assert not preparation._thread.is_alive() and not module._WORK_LOCK.locked()
 
 
-def test_a_fork_waits_for_a_pause(make):
+def test_fork_waits_until_the_thread_holds_no_lock(make):
     """The child must not inherit locks in the middle of the thread's work."""
     shards = make(documents=lambda: ({"id": str(n), "text": "the gene " * 9, "source": "s"} for n in range(200_000)))
     with Preparation(shards, ahead=10**6) as preparation:
@@ -147,7 +148,7 @@ def test_a_fork_waits_for_a_pause(make):
         assert preparation._thread.is_alive()
 
 
-def test_what_goes_to_a_worker(make):
+def test_pickled_blocks_have_no_preparation(make):
     shards = make()
     with Preparation(shards, ahead=100) as preparation:
         blocks = StreamedBlocks(shards, preparation)
@@ -157,7 +158,7 @@ def test_what_goes_to_a_worker(make):
     assert worker.preparation is None and worker[[8, 0]] == {"input_ids": expected} == blocks[[8, 0]]
 
 
-def test_what_cannot_be_streamed(make):
+def test_unsupported_streaming_is_refused(make):
     with pytest.raises(BlocksError, match="blocks of equal length"):
         StreamedBlocks(make(mode="sentences"))
     with pytest.raises(BlocksError, match="shards_ahead: expected"):

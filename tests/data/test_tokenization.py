@@ -41,7 +41,7 @@ print(len(vocabulary), hashlib.sha256(repr(sorted(vocabulary.items())).encode())
 
 @pytest.mark.slow
 def test_training_is_reproducible_across_processes():
-    """The trainer's hash tables differ per process; the vocabulary must not."""
+    """The trainer's hash tables differ between processes; the vocabulary must not."""
     outputs = {subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True).stdout for _ in range(3)}
     assert len(outputs) == 1 and outputs.pop().startswith("400 ")
 
@@ -55,7 +55,7 @@ def test_trained_tokenizer_round_trips(tokenizer, tmp_path):
     assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id] == [0, 1, 4]
 
 
-def test_a_vocabulary_for_texts_of_any_length():
+def test_vocabulary_without_a_length_limit():
     assert train_wordpiece(["the gene binds"], 60, max_length=int(1e30)).model_max_length == int(1e30)
 
 
@@ -65,20 +65,20 @@ def test_cased_vocabulary():
 
 
 @pytest.mark.parametrize("text", ["हिन्दी में लिखी हुई किताब", "ภาษาไทยที่เขียนดี", "がっこうでデザインをまなぶ"])
-def test_marks_that_are_vowels_or_consonants_stay(text, tmp_path):
+def test_combining_marks_of_non_latin_scripts_are_kept(text, tmp_path):
     tokenizer = train_wordpiece([f"{text} Öl"] * 5, 300)
     assert "".join(tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).split()) == text.replace(" ", "")
-    assert tokenizer.tokenize("ÖL") == tokenizer.tokenize("öl")  # Lower case, and no accent is lost.
+    assert tokenizer.tokenize("ÖL") == tokenizer.tokenize("öl")  # Lower case, and accents are kept.
     tokenizer.save_pretrained(tmp_path)
     assert load_tokenizer(str(tmp_path))(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
-def test_accents_are_lost_where_single_words_have_other_marks():
+def test_accents_are_stripped_where_few_words_have_other_marks():
     tokenizer = train_wordpiece(["schöne große Straßen, " * 20 + "हिन्दी"] * 5, 100)
     assert tokenizer.tokenize("Schöne") == tokenizer.tokenize("schone")
 
 
-def test_texts_of_many_characters_have_more_of_them(caplog):
+def test_texts_of_many_characters_get_a_larger_alphabet(caplog):
     characters = [chr(0x4E00 + i) for i in range(3000)]
     texts = ["".join(characters[start : start + 100]) for start in range(0, 3000, 100)] * 2
     tokenizer = train_wordpiece(texts, 8000)
@@ -95,7 +95,7 @@ def test_rare_characters_beside_an_alphabet_are_left_out():
     assert tokenizer.unk_token_id in tokenizer(rare)["input_ids"]
 
 
-def test_errors():
+def test_invalid_vocabularies_and_missing_tokenizers_are_refused():
     with pytest.raises(TokenizerError, match="without texts"):
         train_wordpiece(["", "  "], 100)
     with pytest.raises(TokenizerError, match="vocab_size 12 is too small"):
@@ -113,14 +113,14 @@ def test_errors():
     "texts, message",
     [("words " * 9, r"received one text. Give \[text\]"), (iter(["words"]), r"which can be read once. Give list\(texts\)")],
 )
-def test_what_cannot_be_read_three_times_trains_no_vocabulary(texts, message):
-    """A long generator would lose its first texts, and the vocabulary would be of single characters."""
+def test_texts_that_can_be_read_only_once_are_refused(texts, message):
+    """A long generator would lose its first texts, and the vocabulary would consist of single characters."""
     with pytest.raises(TokenizerError, match=f"^texts: expected a list of texts.*{message}"):
         train_wordpiece(texts, 100)
 
 
 @pytest.mark.parametrize("format", ["torch", "numpy", "pandas", "arrow"])
-def test_a_formatted_data_set_has_the_tokens_of_the_plain_one(format, tokenizer):
+def test_formatted_dataset_has_the_same_tokens(format, tokenizer):
     rows = Dataset.from_dict({"text": ["the gene", "the cell"], "label": [1, 0]})
     assert tokenize(rows.with_format(format), tokenizer, np.int64(16)).to_list() == tokenize(rows, tokenizer, 16).to_list()
 
@@ -136,23 +136,23 @@ def test_a_formatted_data_set_has_the_tokens_of_the_plain_one(format, tokenizer)
         ({"max_length": 2}, "--max_length: expected a whole number from 3"),
     ],
 )
-def test_what_cannot_be_tokenised_is_named(given, message, tokenizer):
+def test_invalid_arguments_of_tokenize_are_refused(given, message, tokenizer):
     usual = {"dataset": Dataset.from_dict({"text": ["the gene"]}), "tokenizer": tokenizer, "max_length": 16}
     with pytest.raises(TokenizerError, match=message):
         tokenize(**usual | given)
 
 
-def test_tokenize(tokenizer):
+def test_tokenize_truncates_and_keeps_labels(tokenizer):
     rows = Dataset.from_dict({"id": ["a", "b"], "text": ["the gene " * 30, "the cell"], "label": [1, 0]})
     out = tokenize(rows, tokenizer, 16)
     assert sorted(out.column_names) == ["input_ids", "label"]
     assert [len(ids) for ids in out["input_ids"]] == [16, 4]
     assert out[0]["input_ids"][-1] == tokenizer.sep_token_id
     assert out["label"][:] == [1, 0]
-    assert not out.cache_files  # Chunks to predict on, for instance, leave nothing on disk.
+    assert not out.cache_files  # Chunks to predict on, for instance, are not cached on disk.
 
 
-def test_labels_are_kept_by_either_name(tokenizer):
+def test_labels_column_may_have_either_name(tokenizer):
     rows = Dataset.from_dict({"text": ["the gene", "the cell"], "labels": [1, 0]})
     assert tokenize(rows, tokenizer, 16)["labels"][:] == [1, 0]
     assert sorted(tokenize(rows.add_column("label", [0, 1]), tokenizer, 16).column_names) == ["input_ids", "label"]
@@ -165,7 +165,7 @@ def test_tokenize_pairs(tokenizer):
     assert set(out[0]["token_type_ids"]) == {0, 1}
 
 
-def test_a_second_run_finds_what_the_first_one_tokenised(tokenizer, tmp_path):
+def test_tokenized_file_is_cached_for_a_second_run(tokenizer, tmp_path):
     Dataset.from_dict({"text": ["the gene binds", "the cell"] * 5}).to_parquet(tmp_path / "rows.parquet")
 
     def run(max_length):
@@ -174,7 +174,7 @@ def test_a_second_run_finds_what_the_first_one_tokenised(tokenizer, tmp_path):
 
     first = run(8)
     stamps = [os.stat(file).st_mtime_ns for file in first]
-    tokenizer("another text", truncation=True, max_length=3)  # Leaves its truncation in the tokenizer.
+    tokenizer("another text", truncation=True, max_length=3)  # Changes the truncation of the tokenizer.
     assert run(8) == first and [os.stat(file).st_mtime_ns for file in first] == stamps
     assert set(run(4)).isdisjoint(first)
 
@@ -185,7 +185,7 @@ TEXTS = ["the gene binds", "the cell", "the [MASK] acid"] * 4
 
 
 def write_task(folder, texts=TEXTS, **columns):
-    """A task's folder; every split has the same rows."""
+    """Write a task's folder; every split has the same rows."""
     columns = columns or {"text": texts, "label": ["a", "b"] * (len(texts) // 2)}
     folder.mkdir(exist_ok=True)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -203,17 +203,17 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """One entry for each call of a tokenizer."""
+    """A list with one entry for each call of a tokenizer."""
     made, call = [], PreTrainedTokenizerBase.__call__
     monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", lambda *a, **k: made.append(0) or call(*a, **k))
     return made
 
 
-def test_a_tasks_texts_are_tokenised_once(tokenizer, cache, calls, tmp_path):
+def test_task_texts_are_tokenized_once(tokenizer, cache, calls, tmp_path):
     folder = write_task(tmp_path / "films")
 
     def run(folder=folder, tokenizer=tokenizer, max_length=4, **options):
-        """Whether the texts were tokenised, and the result."""
+        """Return how often the tokenizer was called, and the result."""
         calls.clear()
         rows = tokenize(load_task(folder).train, tokenizer, max_length, **options)
         assert {Path(file["filename"]).parent for file in rows.cache_files} == {cache}  # Memory-mapped.
@@ -223,7 +223,7 @@ def test_a_tasks_texts_are_tokenised_once(tokenizer, cache, calls, tmp_path):
     assert run() == (1, expected) and run() == (0, expected)
     assert run(write_task(tmp_path / "copy")) == (0, expected)
     for file in cache.glob("rows-*"):
-        file.unlink()  # The tokens are known by the rows' content, not by their file's time.
+        file.unlink()  # The cache key is the rows' content, not the time of their file.
     assert run() == (0, expected)
 
     cut_left, split_special = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
@@ -261,7 +261,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fine_tuning_tokenises_a_tasks_texts_once(kind, tokenizer, cache, calls, tmp_path):
+def test_finetuning_tokenizes_task_texts_once(kind, tokenizer, cache, calls, tmp_path):
     folder = write_task(tmp_path / "task", **KINDS[kind])
 
     def run(max_length):
@@ -277,7 +277,7 @@ def test_fine_tuning_tokenises_a_tasks_texts_once(kind, tokenizer, cache, calls,
     assert run(12)[0]
 
 
-def test_windows_are_made_again_for_another_cls_token(tokenizer, cache, tmp_path):
+def test_windows_are_cached_per_cls_token(tokenizer, cache, tmp_path):
     task = load_task(write_task(tmp_path / "task", **KINDS["question_answering"]))
     other = copy.deepcopy(tokenizer)
     other.cls_token = "[UNK]"
@@ -285,8 +285,8 @@ def test_windows_are_made_again_for_another_cls_token(tokenizer, cache, tmp_path
     assert first._fingerprint != second._fingerprint
 
 
-def test_processes_tokenise_at_once_or_are_killed(tokenizer, cache, tmp_path):
-    """A kill in the middle leaves nothing that is read, and two that write the same file both have all of it."""
+def test_cache_is_safe_with_concurrent_and_killed_processes(tokenizer, cache, tmp_path):
+    """A kill leaves no file that is read, and two processes that write the same file both get complete rows."""
     folder, fork = write_task(tmp_path / "films", TEXTS * 200), multiprocessing.get_context("fork")
     both, results = fork.Barrier(2), fork.SimpleQueue()
     call, expected = PreTrainedTokenizerBase.__call__, tokenizer(TEXTS * 200, truncation=True, max_length=4)["input_ids"]
@@ -329,7 +329,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_of_the_cache_is_made_again(cache, tmp_path, damage, caplog):
+def test_damaged_cache_file_is_rebuilt(cache, tmp_path, damage, caplog):
     folder = write_task(tmp_path / "films", ["a gene binds", *TEXTS[1:]])
     expected = load_task(folder).train[:]
     for file in cache.glob("rows-*"):
@@ -342,7 +342,7 @@ def test_a_damaged_file_of_the_cache_is_made_again(cache, tmp_path, damage, capl
     assert load_task(folder).train[:] == expected and "damaged" not in caplog.text
 
 
-def test_a_cache_that_cannot_be_written_is_named(cache, tmp_path):
+def test_unwritable_cache_is_refused(cache, tmp_path):
     cache.parent.mkdir()
     cache.write_text("A file in its place.")
     with pytest.raises(HfTlmError, match=f"Cannot write {cache}/rows-"):
@@ -352,7 +352,7 @@ def test_a_cache_that_cannot_be_written_is_named(cache, tmp_path):
 # Lengths, and vocabularies.
 
 
-def test_lengths(tokenizer):
+def test_text_lengths(tokenizer):
     rows = tokenize(Dataset.from_dict({"text": ["the gene", "a", "the cell and the gene"]}), tokenizer, 6)
     lengths = [len(ids) for ids in rows["input_ids"]]
     assert text_lengths(rows).tolist() == lengths and text_lengths(rows).dtype == np.int32
@@ -360,20 +360,20 @@ def test_lengths(tokenizer):
     assert text_lengths(None).tolist() == []
 
 
-def test_many_lengths_are_mapped_from_a_file(tokenizer, monkeypatch):
+def test_many_lengths_are_memory_mapped(tokenizer, monkeypatch):
     rows = tokenize(Dataset.from_dict({"text": ["the gene", "a", "the cell and the gene"] * 50}), tokenizer, 6)
     expected = text_lengths(rows)
     monkeypatch.setattr(tokenization, "_IN_MEMORY", 100)
     monkeypatch.setattr(tokenization, "_ROWS", 7)
     mapped = text_lengths(rows)
     assert isinstance(mapped, np.memmap) and mapped.dtype == np.int32 and mapped.tolist() == expected.tolist()
-    monkeypatch.delattr(tokenization, "_iterate_lengths")  # They are not counted again, but where the rows are others.
+    monkeypatch.delattr(tokenization, "_iterate_lengths")  # They are not counted again, unless the rows differ.
     assert text_lengths(rows).tolist() == expected.tolist()
     with pytest.raises(NameError):
         text_lengths(rows.select(range(10, 140)))
 
 
-def test_a_trained_vocabulary_is_kept(monkeypatch):
+def test_trained_vocabulary_is_cached(monkeypatch):
     texts, made = ["the gene binds the cell", "the acid"] * 4, []
     train = tokenization.train_wordpiece
     monkeypatch.setattr(tokenization, "train_wordpiece", lambda *a, **k: made.append(k) or train(*a, **k))
@@ -386,7 +386,7 @@ def test_a_trained_vocabulary_is_kept(monkeypatch):
     assert len(made) == 3
 
 
-def test_longest_first_and_back():
+def test_longest_first_order_can_be_undone():
     rows = Dataset.from_dict({"input_ids": [[1], [2, 2, 2], [], [3, 3], [4, 4]]})
     ordered, order = longest_first(rows)
     assert ordered["input_ids"][:] == [[2, 2, 2], [3, 3], [4, 4], [1], []] and order.tolist() == [1, 3, 4, 0, 2]
@@ -396,24 +396,24 @@ def test_longest_first_and_back():
 
 
 @pytest.mark.parametrize("given", [["a", None], [1, 2], [None], [["a"], ["b"]]])
-def test_a_column_of_other_things_than_texts(given, tokenizer):
+def test_column_without_texts_is_refused(given, tokenizer):
     for name in ("text", "text_pair"):
         rows = Dataset.from_dict({"text": ["a"] * len(given)} | {name: given})
         with pytest.raises(TokenizerError, match=f"^dataset: expected texts in the column {name}; received "):
             tokenize(rows, tokenizer, 8)
-    # Rows without a text may be in the table that others were chosen from.
+    # Rows without a text may be in the table from which the rows were selected.
     assert len(tokenize(Dataset.from_dict({"text": ["a", None]}).select([0]), tokenizer, 8)) == 1
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
-def test_whatever_holds_texts_is_tokenised(kind, tokenizer):
+def test_all_arrow_types_of_text_are_tokenized(kind, tokenizer):
     texts = pa.array(["a", "b"])
     column = texts.dictionary_encode() if pa.types.is_dictionary(kind) else texts.cast(kind)
     expected = tokenize(Dataset.from_dict({"text": ["a", "b"]}), tokenizer, 8)["input_ids"][:]
     assert tokenize(Dataset(pa.table({"text": column})), tokenizer, 8)["input_ids"][:] == expected
 
 
-def test_texts_that_a_transform_makes_and_no_texts(tokenizer):
+def test_transformed_and_empty_datasets_are_tokenized(tokenizer):
     made = Dataset.from_dict({"text": [1, 2]}).with_transform(lambda rows: {"text": ["a"] * len(rows["text"])})
     assert len(tokenize(made, tokenizer, 8)) == 2
     assert len(tokenize(Dataset.from_dict({"text": []}), tokenizer, 8)) == 0

@@ -1,4 +1,4 @@
-"""Models that are asked on the device: teachers, score models and few-shot classifiers say what they say on the CPU."""
+"""Teachers, score models and few-shot classifiers on the device give the same results as on the CPU."""
 
 import numpy as np
 import pytest
@@ -26,8 +26,8 @@ def subset(task, corpus):
     return retrieve(task, corpus, top_k=5)
 
 
-def test_a_run_as_a_teacher(tmp_path, task, subset, tokenizer, cache):
-    """Its answers, and a run on the device that learns from it."""
+def test_run_as_a_teacher_answers_as_on_the_cpu(tmp_path, task, subset, tokenizer, cache):
+    """Also a run on the device learns from it."""
     base = pretrained(tmp_path / "base", tokenizer)
     go(tmp_path / "teacher", base, make_task(), num_train_epochs=4, **ON_DEVICE)
     options = {"teacher": str(tmp_path / "teacher"), "teacher_passages": 12}
@@ -48,8 +48,8 @@ def passages(subset, tokenizer):
     return tokenize(subset.dataset, tokenizer, 32).add_column("id", [str(row) for row in range(len(subset.dataset))])
 
 
-def test_a_score_model(tmp_path, task, subset, cache):
-    """Trained on the device, kept, and asked on either; what is selected has the size asked for."""
+def test_score_model_scores_as_on_the_cpu(tmp_path, task, subset, cache):
+    """It is trained on the device, cached, and used on either; the selection has the requested size."""
     options = {**QUIET, "output_dir": "unused", "max_length": 32, "num_train_epochs": 1.0, "learning_rate": 1e-2}
     args = ScoreModelArguments(**{**options, **ON_DEVICE})
     models, tokenizer, described = score_models(task, subset, ["scratch"], args, ModelArguments(**MODEL))
@@ -67,7 +67,7 @@ def test_a_score_model(tmp_path, task, subset, cache):
     assert 0 < len(chosen.dataset) < len(subset.dataset)
 
 
-def test_bfloat16_score_models(tmp_path, task, subset, cache):
+def test_bfloat16_score_model_gives_finite_scores(tmp_path, task, subset, cache):
     options = {**QUIET, "output_dir": "unused", "max_length": 32, "num_train_epochs": 1.0, "bf16": True}
     args = ScoreModelArguments(**{**options, **ON_DEVICE})
     models, tokenizer, _ = score_models(task, subset, ["scratch"], args, ModelArguments(**MODEL))
@@ -82,7 +82,7 @@ def masked_lm(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", ["prompt", "finetune", "zero_shot"])
-def test_few_shot(tmp_path, task, masked_lm, method):
+def test_few_shot_runs_on_the_device(tmp_path, task, masked_lm, method):
     options = {"max_length": 64, "demonstrations": True, "demonstration_sets": 2} if method == "prompt" else {}
     run = prompts.go(tmp_path / "out", task, masked_lm, method=method, **options, **ON_DEVICE)
     assert all(0 <= split["test"]["macro_f1"] <= 1 for split in run.splits)
@@ -99,8 +99,8 @@ def test_few_shot(tmp_path, task, masked_lm, method):
         assert found[1] == pytest.approx(found[0], abs=1e-4)
 
 
-def test_similar_demonstrations(tmp_path, task, masked_lm, tokenizer):
-    """Texts are embedded where the model is."""
+def test_similarity_model_runs_on_the_device(tmp_path, task, masked_lm, tokenizer):
+    """Texts are embedded on the same device as the model."""
     similar = pretrained(tmp_path / "similar", tokenizer, max_position_embeddings=64)
     options = {"max_length": 64, "demonstrations": True, "demonstration_sets": 2, "similarity_model": str(similar)}
     run = prompts.go(tmp_path / "out", task, masked_lm, **options, **ON_DEVICE)

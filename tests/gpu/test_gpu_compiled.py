@@ -1,4 +1,4 @@
-"""What torch.compile makes for the device."""
+"""torch.compile on the device."""
 
 import shutil
 
@@ -10,8 +10,8 @@ from support.training_runs import OBJECTIVES, history, trainer
 
 
 @pytest.mark.parametrize("objective,bf16", [("mlm", True), ("electra", False)])
-def test_compiled(tmp_path, data, tokenizer, objective, bf16):
-    """By the device's own code generator: the losses of eager steps."""
+def test_compiled_training_equals_eager(tmp_path, data, tokenizer, objective, bf16):
+    """With the device's own code generator."""
     backend = {}
     if DEVICE.type == "cpu":
         backend = {"torch_compile_backend": "eager"}

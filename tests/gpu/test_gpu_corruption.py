@@ -47,7 +47,7 @@ def collate(tokenizer, case, row_length=None):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("row_length", [None, 40], ids=["group", "pack"])
-def test_loss_and_every_gradient(case, row_length, tokenizer):
+def test_loss_and_every_gradient_equal_the_cpu(case, row_length, tokenizer):
     model, batch, objective = without_dropout(composite(case)), collate(tokenizer, case, row_length), CASES[case][1]
     text = {name: values for name, values in batch.items() if not name.startswith("crop_")}
     ids, output = main_input(model, text)
@@ -57,8 +57,8 @@ def test_loss_and_every_gradient(case, row_length, tokenizer):
     assert_same_steps(model, lambda own, given: objective(own(**given), given)["loss"], batch)
 
 
-def states():
-    """Of all random numbers that have no generator of their own."""
+def global_rng_states():
+    """Return the states of all global random number generators."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if DEVICE.type == "cuda" else [])]
 
 
@@ -67,17 +67,17 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("case", ["electra", "cocolm"])
-def test_replaced_tokens_of_a_generator(case, tokenizer):
-    """They repeat where its seed does, and torch's own numbers go on as if none had been drawn."""
+def test_replaced_tokens_follow_the_seed(case, tokenizer):
+    """With a generator of the model, torch's global random numbers are not used."""
     model, batch = on_device(without_dropout(composite(case))), here(collate(tokenizer, case))
     batch = {name: values for name, values in batch.items() if name != "uniforms" and not name.startswith("crop_")}
     model.generator = torch.Generator(DEVICE)
     drawn = []
     for seed in (3, 3, 4):
         model.generator.manual_seed(seed)
-        before = states()
+        before = global_rng_states()
         drawn.append(main_input(model, batch)[0])
-        assert same(before, states())
+        assert same(before, global_rng_states())
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     model.generator, drawn = None, []
     for seed in (3, 3, 4):
@@ -86,23 +86,24 @@ def test_replaced_tokens_of_a_generator(case, tokenizer):
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-def test_a_view_that_does_not_learn_draws_nothing(tokenizer):
-    """With dropout: what the first view draws, and what comes after it, is as without a second one."""
+def test_second_view_without_gradients_uses_no_random_numbers(tokenizer):
+    """With dropout: the first view, and everything after it, uses the same random numbers as without a second view."""
     model, batch = on_device(composite("cocolm")).train(), here(collate(tokenizer, "cocolm"))
     plain = {name: values for name, values in batch.items() if not name.startswith("crop_")}
     found = []
-    for learns, given in ((False, batch), (True, plain), (True, batch)):
+    for learns, inputs in ((False, batch), (True, plain), (True, batch)):
         model.second_view_learns = learns
         set_seed(5)
-        found.append((model(**given), states()))
+        found.append((model(**inputs), global_rng_states()))
     (unread, after), (alone, expected), (learned, others) = found
     assert torch.equal(unread.logits, alone.logits) and not torch.equal(unread.logits, learned.logits)
     assert same(after, expected) and not same(after, others)
     assert not torch.equal(unread.cropped_vectors[0], unread.cropped_vectors[1])
 
 
-def test_draws_without_rounding(deterministic):
-    """Whole numbers are summed where floats may not be: the same tokens as by sums of floats on the CPU."""
+def test_deterministic_sampling_equals_the_cpu(deterministic):
+    """With deterministic algorithms, integers are summed instead of floats; the tokens equal those by float sums on the
+    CPU."""
     generator = torch.Generator().manual_seed(0)
     logits, uniforms = torch.randn(200, 300, generator=generator), torch.rand(200, generator=generator)
     found = sample_tokens(logits.to(DEVICE), uniforms.to(DEVICE), 0.8)

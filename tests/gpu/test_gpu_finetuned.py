@@ -1,4 +1,4 @@
-"""Fine-tuning of every kind of task on the device; predictions, averages and exports are those of the CPU."""
+"""Fine-tuning of every kind of task on the device; predictions, averages and exports equal those of the CPU."""
 
 import json
 from importlib.util import find_spec
@@ -46,37 +46,37 @@ def assert_same(found, expected, tolerance=1e-4):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=tolerance)
 
 
-def answers(tmp_path, models, data):
-    """What they say of a file on the CPU, and on the device."""
-    places = (("cpu.jsonl", ON_CPU), ("device.jsonl", ON_DEVICE))
-    return [lines(predict(models, data, tmp_path / name, **where)) for name, where in places]
+def predict_on_both(tmp_path, models, data):
+    """Return the predictions for a file on the CPU, and on the device."""
+    outputs = (("cpu.jsonl", ON_CPU), ("device.jsonl", ON_DEVICE))
+    return [lines(predict(models, data, tmp_path / name, **where)) for name, where in outputs]
 
 
-def test_what_is_learned_and_said(run):
+def test_run_learns_and_records_the_device(run):
     record = json.loads((run[1] / "results.json").read_text())
     assert record["environment"] == environment() and ("accelerator" in record["environment"]) is (DEVICE.type == "cuda")
-    assert max(seed["validation"]["macro_f1"] for seed in run[0].seeds) > 0.4  # A third is chance.
+    assert max(seed["validation"]["macro_f1"] for seed in run[0].seeds) > 0.4  # Chance level is one third.
 
 
-def test_predictions(run, texts, tmp_path):
-    on_cpu, on_device = answers(tmp_path, str(run[1] / "seed-0/model"), texts)
+def test_predictions_equal_the_cpu_and_the_run(run, texts, tmp_path):
+    on_cpu, on_device = predict_on_both(tmp_path, str(run[1] / "seed-0/model"), texts)
     assert_same(on_device, on_cpu)
     assert_same(on_device, lines(run[1] / "seed-0/predictions/test.jsonl"))
 
 
-def test_several_models_as_one(run, texts, tmp_path):
-    on_cpu, on_device = answers(tmp_path, [str(run[1] / f"seed-{seed}/model") for seed in SEEDS], texts)
+def test_averaged_predictions_equal_the_cpu(run, texts, tmp_path):
+    on_cpu, on_device = predict_on_both(tmp_path, [str(run[1] / f"seed-{seed}/model") for seed in SEEDS], texts)
     assert_same(on_device, on_cpu)
     assert "averaged" in json.loads((run[1] / "results.json").read_text())
 
 
-def test_a_checkpoint_is_evaluated(run):
+def test_checkpoint_logits_equal_the_cpu(run):
     found = [checkpoint_logits(str(run[1]), make_task(), max_length=32, device=device) for device in ("cpu", DEVICE)]
     for split, logits in found[0].items():
         assert found[1][split] == pytest.approx(logits, abs=1e-4)
 
 
-def test_exported(run, texts, tmp_path):
+def test_exported_model_predicts_as_on_the_device(run, texts, tmp_path):
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         pytest.skip("NO EXPORT TESTED: pip install 'hf-tlm[onnx]'")
     made = export_onnx(str(run[1]), tmp_path / "onnx", task=make_task(), max_drop=100)
@@ -87,13 +87,13 @@ def test_exported(run, texts, tmp_path):
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
-def test_a_run_continues(base, tmp_path, monkeypatch, bf16, deterministic):
-    """With dropout, to the same bits."""
+def test_interrupted_run_resumes_bit_for_bit(base, tmp_path, monkeypatch, bf16, deterministic):
+    """With dropout."""
     from hf_tlm.runs.finetuning.models import FinetuneTrainer
 
     step = FinetuneTrainer.training_step
 
-    def dies(self, *given, **named):
+    def interrupt(self, *given, **named):
         if self.state.global_step == 3:
             raise KeyboardInterrupt
         return step(self, *given, **named)
@@ -108,7 +108,7 @@ def test_a_run_continues(base, tmp_path, monkeypatch, bf16, deterministic):
     }
     go(tmp_path / "whole", base, **options)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(FinetuneTrainer, "training_step", dies)
+        patch.setattr(FinetuneTrainer, "training_step", interrupt)
         go(tmp_path / "cut", base, **options)
     go(tmp_path / "cut", base, **options)
     ends = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
@@ -116,7 +116,7 @@ def test_a_run_continues(base, tmp_path, monkeypatch, bf16, deterministic):
 
 
 @pytest.mark.parametrize("kind", ["tagging", "tagging crf", "question_answering", "multiple_choice"])
-def test_other_kinds(kind, base, tmp_path):
+def test_other_kinds_predict_as_on_the_cpu(kind, base, tmp_path):
     kind, _, crf = kind.partition(" ")
     if crf and find_spec("torchcrf") is None:
         pytest.skip("NO CRF TESTED: pip install 'hf-tlm[crf]'")
@@ -127,20 +127,20 @@ def test_other_kinds(kind, base, tmp_path):
         assert record["validation"]["tag_accuracy"] > 0.5
     truth = {"tags", "label", "answers", "starts"} & set(task.validation.column_names)
     task.validation.remove_columns(sorted(truth)).to_json(tmp_path / "rows.jsonl")
-    on_cpu, on_device = answers(tmp_path, str(tmp_path / "out"), str(tmp_path / "rows.jsonl"))
+    on_cpu, on_device = predict_on_both(tmp_path, str(tmp_path / "out"), str(tmp_path / "rows.jsonl"))
     assert [row["prediction"] for row in on_device] == [row["prediction"] for row in on_cpu]
     of_run = lines(tmp_path / "out/seed-1/predictions/validation.jsonl")
     assert [row["prediction"] for row in on_device] == [row["prediction"] for row in of_run]
 
 
-def test_adapters(base, tmp_path, texts):
+def test_adapter_predicts_as_on_the_cpu(base, tmp_path, texts):
     go(tmp_path / "lora", base, make_task(), model={"use_peft": True, "lora_r": 4}, **ON_DEVICE)
-    on_cpu, on_device = answers(tmp_path, str(tmp_path / "lora"), texts)
+    on_cpu, on_device = predict_on_both(tmp_path, str(tmp_path / "lora"), texts)
     assert_same(on_device, on_cpu)
 
 
-def test_unequal_micro_batches(tokenizer, tmp_path):
-    """8 x 1 is 1 x 8 for tags too, whose numbers differ from text to text."""
+def test_accumulation_gives_the_same_weights_for_tagging(tokenizer, tmp_path):
+    """Texts differ in their numbers of tags."""
     task = task_of("tagging", rows_of("tagging", 12), labels_of("tagging"), train=rows_of("tagging", 32))
     base, ends = pretrained(tmp_path / "base", tokenizer, **NO_DROPOUT), []
     for size in (8, 1):

@@ -1,4 +1,5 @@
-"""Influence on the device against the naive way on the CPU, one backward pass a passage: every kind of gradient."""
+"""Influence on the device equals the naive computation on the CPU, one backward pass per passage: every kind of
+gradient."""
 
 from copy import deepcopy
 from fnmatch import fnmatchcase
@@ -13,7 +14,7 @@ from hf_tlm.influence import InfluenceScorer, load_scorer, save_scorer
 from support.gpu import DEVICE, on_device
 from support.naive import FAMILIES, MASKED, PLACES, SEED, assert_close, passages, products, references, task_texts, tiny
 
-# Of embeddings tokens are scattered and gathered; of all parameters at once small ones would not be seen.
+# Embeddings scatter and gather tokens; among all parameters at once, small ones would not be noticed.
 KINDS = {0: ("*word_embeddings.weight,*tok_embeddings.weight", "LayerNorm.*,norm.*"), 1: ("*.weight",), -1: ("*.weight",)}
 KINDS = {layer: (*patterns, "*") for layer, patterns in KINDS.items()}
 
@@ -27,12 +28,12 @@ def scorer_of(models, rows=None, task_batch_size=2, tokenizer=None, **options):
 
 
 def in_layer(family, layer, patterns):
-    place = PLACES.get(family, PLACES["bert"])[layer]
+    prefix = PLACES.get(family, PLACES["bert"])[layer]
 
     def chosen(name):
         if layer == 0 and name.startswith(("embeddings_project.", "encoder.embedding_hidden_mapping_in.")):
             return patterns == "*"
-        return name.startswith(place) and any(fnmatchcase(name[len(place) :], each) for each in patterns.split(","))
+        return name.startswith(prefix) and any(fnmatchcase(name[len(prefix) :], each) for each in patterns.split(","))
 
     return chosen
 
@@ -40,19 +41,19 @@ def in_layer(family, layer, patterns):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layer", KINDS)
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"])
-def test_equals_the_naive_way(family, layer, dtype, tolerance, tokenizer):
+def test_scores_equal_the_naive_computation(family, layer, dtype, tolerance, tokenizer):
     for patterns in KINDS[layer]:
         expected = products(*references(family, dtype, 2, tokenizer), in_layer(family, layer, patterns))
         scorer = scorer_of([on_device(tiny(family, dtype))], tokenizer=tokenizer, layer=layer, parameters=patterns)
-        # Stock ModernBERT rotates in float32, whatever its weights are.
+        # Stock ModernBERT rotates in float32, whatever the dtype of its weights.
         assert_close(scorer.score(passages()), expected, max(tolerance, 1e-6 if family == "modernbert" else 0))
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
 @pytest.mark.parametrize("tokens", [0, 10**9], ids=["factors", "whole"])
 @pytest.mark.parametrize("count", [1, 2, 100])
-def test_how_task_gradients_are_kept(layer, tokens, count, tokenizer, monkeypatch):
-    """As factors and whole, of task batches of one text, of several and of all."""
+def test_storage_of_task_gradients_does_not_change_scores(layer, tokens, count, tokenizer, monkeypatch):
+    """As factors and as complete matrices, for task batches of one text, of several and of all."""
     monkeypatch.setattr(kinds, "_TOKENS", tokens)
     expected = products(*references("bert", torch.float32, count, tokenizer), in_layer("bert", layer, "*"))
     options = {"tokenizer": tokenizer, "task_batch_size": count, "layer": layer, "parameters": "*"}
@@ -63,8 +64,8 @@ def test_how_task_gradients_are_kept(layer, tokens, count, tokenizer, monkeypatc
 
 
 @pytest.mark.parametrize("stay", [0, 2])
-def test_blocks_that_do_not_fit_are_read_again(stay, tokenizer, monkeypatch, tmp_path):
-    """Onto the device, where what passages leave at the parameters waits for them; and in pieces of products."""
+def test_blocks_that_do_not_fit_are_reloaded(stay, tokenizer, monkeypatch, tmp_path):
+    """They are loaded onto the device for each batch of waiting passage gradients; products are computed in pieces."""
     options = {"tokenizer": tokenizer, "task_batch_size": 1, "layer": 1, "parameters": "*"}
     expected = scorer_of([on_device(tiny("bert"))], **options).score(passages())
     monkeypatch.setattr(kinds, "MAX_NUMBERS", 64)
@@ -84,7 +85,7 @@ def test_blocks_that_do_not_fit_are_read_again(stay, tokenizer, monkeypatch, tmp
     assert len(sizes) == 5 and len(read) > 2 * 5
 
 
-def test_several_checkpoints_masked_task_texts_and_projections(tokenizer):
+def test_checkpoints_masked_task_texts_and_projections(tokenizer):
     for options in ({}, {"mask_task_texts": True}, {"projection_dim": 4, "parameters": "*dense.weight"}):
         models = [tiny("bert", torch.float32, seed=seed) for seed in (0, 1)]
         expected = InfluenceScorer([*map(deepcopy, models)], tokenizer, mlm_probability=MASKED, seed=SEED, **options)
@@ -94,14 +95,14 @@ def test_several_checkpoints_masked_task_texts_and_projections(tokenizer):
         assert_close(scorer.score(passages()), expected.score(passages()), 1e-5)
 
 
-def test_bfloat16(tokenizer):
+def test_bfloat16_scores_are_close_to_float64(tokenizer):
     expected = scorer_of([on_device(tiny("bert"))], tokenizer=tokenizer, parameters="*").score(passages())
     scores = scorer_of([on_device(tiny("bert", torch.bfloat16))], tokenizer=tokenizer, parameters="*").score(passages())
     assert scores.dtype == np.float32
     assert_close(scores, expected, 0.1)
 
 
-def test_saved_on_the_device_and_loaded_anywhere(tokenizer, tmp_path):
+def test_scorer_saved_on_the_device_loads_anywhere(tokenizer, tmp_path):
     scorer = scorer_of([on_device(tiny("bert", torch.float32))], tokenizer=tokenizer, layer=0, parameters="*")
     save_scorer(scorer, tmp_path / "scorer")
     for device in ("cpu", DEVICE):

@@ -1,4 +1,4 @@
-"""What a run says of the device: utilisation, energy, its name; and activations that are computed again there."""
+"""What a run records of the device: utilisation, energy and name; and recomputed activations."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from support.training_runs import history, trainer
 GPU = DEVICE.type == "cuda"
 
 
-def test_utilisation(tmp_path, data, tokenizer):
-    """FLOPs are counted with the device's own kernels; a GPU that is left alone has no utilisation."""
+def test_utilization_is_logged_for_known_gpus(tmp_path, data, tokenizer):
+    """FLOPs are counted with the device's own kernels; an unused GPU has no utilisation."""
     counts = []
     for where in (ON_CPU, ON_DEVICE):
         run = trainer(tmp_path, data, tokenizer, rho1=1, **LAYOUT, **where)
@@ -23,16 +23,16 @@ def test_utilisation(tmp_path, data, tokenizer):
             assert not shares
         else:
             assert shares and all(0 < share < 1 for share in shares)
-    # Kernels of GPUs compute attention once more in the backward pass.
+    # Kernels of GPUs recompute attention in the backward pass.
     assert 0 < 0.98 * counts[0] < counts[1] < 1.2 * counts[0]
 
 
 @pytest.mark.skipif(not GPU, reason="of a GPU")
-def test_the_environment_names_it():
+def test_environment_names_the_gpu():
     assert environment()["accelerator"] == f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
 
 
-def test_energy(tmp_path, data, tokenizer):
+def test_energy_is_measured(tmp_path, data, tokenizer):
     pytest.importorskip("codecarbon", reason="NO ENERGY TESTED: pip install 'hf-tlm[energy]'")
     run = trainer(tmp_path, data, tokenizer, rho1=1, track_energy=True, energy_country="FRA", **ON_DEVICE)
     run.train()
@@ -40,8 +40,8 @@ def test_energy(tmp_path, data, tokenizer):
     assert cost.energy_kwh > 0 and cost.co2_kg > 0 and 0 <= cost.estimated_kwh <= cost.energy_kwh
 
 
-def test_recomputed_activations(tmp_path, data, tokenizer):
-    """With dropout, which is drawn again as it was."""
+def test_gradient_checkpointing_gives_the_same_losses(tmp_path, data, tokenizer):
+    """With dropout, whose random numbers are repeated."""
     losses = []
     for recompute in (False, True):
         options = {"config": {}, "rho1": 1, "gradient_checkpointing": recompute}

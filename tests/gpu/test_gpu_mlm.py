@@ -1,4 +1,4 @@
-"""Masked language modelling and a task, of every kind of encoder: loss and every gradient as on the CPU."""
+"""Masked language modelling and a task, for every family: loss and every gradient equal the CPU."""
 
 import pytest
 import torch
@@ -28,15 +28,14 @@ def loss_of(objective):
 @families
 @pytest.mark.parametrize("row_length", [None, 36], ids=["group", "pack"])
 @pytest.mark.parametrize("objective,labelled", [(Mlm(), False), (BOTH, True)], ids=["mlm", "both"])
-def test_loss_and_every_gradient(model_type, row_length, objective, labelled, tokenizer):
+def test_loss_and_every_gradient_equal_the_cpu(model_type, row_length, objective, labelled, tokenizer):
     model, batch = without_dropout(tiny(model_type)), collate(tokenizer, row_length, labelled=labelled)
     assert (row_length is not None) == ("text_ids" in batch)
     assert_same_steps(model, loss_of(objective), batch)
 
 
 @families
-def test_eager_attention(model_type, tokenizer):
-    """As on the CPU, and as sdpa's on the device."""
+def test_eager_attention_equals_the_cpu_and_sdpa(model_type, tokenizer):
     batch = collate(tokenizer, 36)
     eager = without_dropout(tiny(model_type, attn_implementation="eager"))
     assert_same_steps(eager, loss_of(BOTH), batch)
@@ -46,7 +45,7 @@ def test_eager_attention(model_type, tokenizer):
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-def test_packed_is_padded(tokenizer):
+def test_packed_equals_padded(tokenizer):
     """On the device, in float64."""
     model = on_device(without_dropout(tiny("bert")).double())
     found = []
@@ -59,14 +58,14 @@ def test_packed_is_padded(tokenizer):
 
 
 @pytest.mark.parametrize("row_length", [None, 36], ids=["group", "pack"])
-def test_rdrop(row_length, tokenizer):
+def test_rdrop_equals_the_cpu(row_length, tokenizer):
     set_seed(0)
     objective = RDrop(3.0, 0.1, [0.5, 1.5, 1.0])
     model, batch = without_dropout(tiny("bert")), collate(tokenizer, row_length, 0.0)
     assert_same_steps(model, lambda own, given: objective(own(**repeat_rows(given)), given)["loss"], batch)
 
     class Logits(torch.nn.Module):
-        """What two passes under dropout give."""
+        """The logits of two passes with dropout."""
 
         def __init__(self):
             super().__init__()
@@ -76,7 +75,7 @@ def test_rdrop(row_length, tokenizer):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_teacher(temperature, tokenizer):
+def test_teacher_loss_equals_the_cpu(temperature, tokenizer):
     objective = WeightedSum((1.0, TaskLoss(class_weights=[0.5, 1.5, 1.0])), (2.0, TeacherLoss(temperature)))
     model, batch = without_dropout(tiny("bert")), collate(tokenizer, 36, 0.0)
     answers = torch.rand(len(batch["labels"]), 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
@@ -89,8 +88,8 @@ def test_teacher(temperature, tokenizer):
 
 
 @pytest.mark.parametrize("weights_learn", [True, False])
-def test_the_loss_in_blocks_is_the_loss(weights_learn):
-    """Few logits at a time, with and without the weight's gradient: torch's own cross-entropy on the device."""
+def test_cross_entropy_in_blocks_equals_torch(weights_learn):
+    """With few logits at a time, with and without the weight's gradient."""
     set_seed(0)
     made = [torch.randn(9, 8, device=DEVICE), torch.randn(50, 8, device=DEVICE), torch.randn(50, device=DEVICE)]
     labels, gradients = torch.randint(50, (9,), device=DEVICE), []
@@ -100,14 +99,14 @@ def test_the_loss_in_blocks_is_the_loss(weights_learn):
             torch.nn.functional.linear(hidden, *linear), labels, reduction="sum"
         ),
     ):
-        given = [made[0].clone().requires_grad_(), *(each.clone().requires_grad_(weights_learn) for each in made[1:])]
-        loss = cross_entropy(*given)
+        tensors = [made[0].clone().requires_grad_(), *(each.clone().requires_grad_(weights_learn) for each in made[1:])]
+        loss = cross_entropy(*tensors)
         loss.backward()
-        gradients.append([loss.detach(), *(each.grad for each in given if each.requires_grad)])
+        gradients.append([loss.detach(), *(each.grad for each in tensors if each.requires_grad)])
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-5)
 
 
-def test_the_first_texts_of_a_batch(tokenizer):
+def test_leading_texts_equal_the_cpu(tokenizer):
     for row_length in (None, 36):
         batch = collate(tokenizer, row_length)
         expected, found = leading_texts(batch, 4), leading_texts(here(batch), 4)

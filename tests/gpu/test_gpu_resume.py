@@ -1,4 +1,4 @@
-"""A run on the device that was interrupted: the same batches and masks, and with deterministic kernels the same bits."""
+"""Interrupted runs on the device resume with the same batches and masks, and bit for bit with deterministic kernels."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from support.gpu import DEVICE, LAYOUT, ON_CPU, ON_DEVICE, apart
 from support.training_runs import OBJECTIVES, StopAfter, history, trainer, weights
 
 NAMES = ("step", "loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "real_tokens")
-# With dropout, over an epoch's end (5 steps), in micro-batches; stopped in the middle of an epoch.
+# With dropout, beyond the end of an epoch (5 steps), in micro-batches; stopped within an epoch.
 COMMON = {"rho1": 1, "max_steps": 8, "per_device_train_batch_size": 12, "config": {}, "gradient_accumulation_steps": 2}
 SAVING = {"save_strategy": "steps", "save_steps": 3}
 CASES = {
@@ -23,8 +23,8 @@ CASES = {
 }
 
 
-def watched(run):
-    """Its training batches, as the model gets them."""
+def record_batches(run):
+    """Return a list that records the run's training batches as the model receives them."""
     seen, compute = [], run.compute_loss
 
     def watching(model, inputs, *args, **kwargs):
@@ -37,18 +37,19 @@ def watched(run):
     return seen
 
 
-def ends(tmp_path, data, tokenizer, **settings):
-    """(log, weights, batches) of an uninterrupted run and of one that stopped after its third step, and where they began."""
+def run_and_resume(tmp_path, data, tokenizer, **settings):
+    """Return (log, weights, batches) of an uninterrupted run and of one stopped after its third step, and the initial
+    weights."""
     settings = {**COMMON, **settings, **ON_DEVICE}
     whole = trainer(tmp_path / "whole", data, tokenizer, **settings)
-    before, seen = weights(whole), watched(whole)
+    before, seen = weights(whole), record_batches(whole)
     whole.train()
     part = trainer(tmp_path / "cut", data, tokenizer, **settings, **SAVING, callbacks=[StopAfter(3)])
-    batches = watched(part)
+    batches = record_batches(part)
     part.train()
     assert last_complete_checkpoint(tmp_path / "cut").endswith("checkpoint-3") and len(batches) == 6
     run = trainer(tmp_path / "cut", data, tokenizer, **settings, **SAVING)
-    later = watched(run)
+    later = record_batches(run)
     run.train(resume_from_checkpoint=True)
     assert len(later) == 10 and next(run.model.parameters()).device.type == DEVICE.type
     return (history(whole, *NAMES), weights(whole), seen), (history(run, *NAMES), weights(run), batches + later), before
@@ -61,27 +62,27 @@ def assert_same_batches(ours, expected):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_resume_is_exact(tmp_path, data, tokenizer, case, deterministic):
+def test_run_resumes_bit_for_bit(tmp_path, data, tokenizer, case, deterministic):
     if case == "fp16" and DEVICE.type == "cpu":
         pytest.skip("fp16 is for GPUs")
-    (log, end, seen), (own_log, own_end, own_seen), _ = ends(tmp_path, data, tokenizer, **CASES[case])
+    (log, end, seen), (own_log, own_end, own_seen), _ = run_and_resume(tmp_path, data, tokenizer, **CASES[case])
     assert_same_batches(own_seen, seen)
-    assert log and repr(own_log) == repr(log)  # A norm of gradients that overflow in fp16 is no number.
+    assert log and repr(own_log) == repr(log)  # In fp16 the norm of overflowing gradients is NaN.
     for name, value in end.items():
         assert torch.equal(own_end[name], value), name
 
 
-def test_resume_without_deterministic_kernels(tmp_path, data, tokenizer):
-    """Batches and masks are the same, and the rest to rounding, which eight steps hardly amplify."""
-    (log, end, seen), (own_log, own_end, own_seen), before = ends(tmp_path, data, tokenizer, adam_epsilon=1e-4)
+def test_run_resumes_up_to_rounding_without_deterministic_kernels(tmp_path, data, tokenizer):
+    """Batches and masks are equal; eight steps hardly amplify the rounding."""
+    (log, end, seen), (own_log, own_end, own_seen), before = run_and_resume(tmp_path, data, tokenizer, adam_epsilon=1e-4)
     assert_same_batches(own_seen, seen)
     for ours, expected in zip(own_log, log, strict=True):
         assert ours == pytest.approx(expected, rel=1e-3)
     assert apart(own_end, end, before) < 0.01
 
 
-def test_batches_are_those_of_the_cpu(tmp_path, data, tokenizer):
-    """Pinned or not, from workers or not; copied while the CPU goes on where that is asked for."""
+def test_batches_equal_the_cpu(tmp_path, data, tokenizer):
+    """Pinned or not, with or without workers; copied asynchronously where requested."""
     found, pinned = [], []
     for where in (
         ON_CPU,
@@ -90,11 +91,11 @@ def test_batches_are_those_of_the_cpu(tmp_path, data, tokenizer):
         {**ON_DEVICE, "dataloader_pin_memory": False},
     ):
         ahead = DEVICE.type != "cpu" and where != ON_CPU and where.get("dataloader_pin_memory", True)
-        asked = {"packing": "pack", "accelerator_config": {"non_blocking": ahead}}
-        run = trainer(tmp_path, data, tokenizer, **{**COMMON, **where, **asked})
+        options = {"packing": "pack", "accelerator_config": {"non_blocking": ahead}}
+        run = trainer(tmp_path, data, tokenizer, **{**COMMON, **where, **options})
         if DEVICE.type == "cpu" or where == ON_CPU:
-            run.args.dataloader_pin_memory = False  # As every run has it there.
-        found.append(watched(run))
+            run.args.dataloader_pin_memory = False  # As every run sets it there.
+        found.append(record_batches(run))
         pinned.append(run.get_train_dataloader().base_dataloader.pin_memory)
         assert run.accelerator.non_blocking == pinned[-1]
         run.train()
@@ -102,8 +103,8 @@ def test_batches_are_those_of_the_cpu(tmp_path, data, tokenizer):
     assert pinned == [False, *[DEVICE.type == "cuda"] * 2, False]
 
 
-def test_a_checkpoint_of_the_device_goes_on_on_the_cpu(tmp_path, data, tokenizer):
-    """Without dropout, whose random numbers are each device's own."""
+def test_checkpoint_of_the_device_resumes_on_the_cpu(tmp_path, data, tokenizer):
+    """Without dropout, as random numbers differ between devices."""
     settings = {
         **COMMON,
         **SAVING,

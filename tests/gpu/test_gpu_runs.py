@@ -1,4 +1,4 @@
-"""Whole runs on the device through the Python API: what they learn, write, say of the device, and continue."""
+"""Complete runs on the device through the Python API: what they learn, write and record, and how they resume."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def losses(folder, stage, name="loss"):
 
 
 def logits(folder, task):
-    """Of the test texts by the stock class, on the CPU."""
+    """Return the logits of the test texts from the stock class on the CPU."""
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
         return model.eval()(**tokenizer(task.test["text"][:], padding=True, return_tensors="pt")).logits
@@ -56,7 +56,7 @@ def predicted(folder):
 
 
 def assert_exported(folder, task, tolerance=1e-4):
-    """The stock model on the CPU says what the run said on the device, in the folder and in that of the seed."""
+    """Check that the stock model on the CPU predicts what the run predicted, in its folder and in that of the seed."""
     for place in (folder, folder / "seed-0/model"):
         torch.testing.assert_close(logits(place, task).softmax(-1), predicted(folder), rtol=0, atol=tolerance)
 
@@ -65,14 +65,14 @@ def assert_exported(folder, task, tolerance=1e-4):
 @pytest.mark.parametrize(
     "model_type,objective", [("bert", "mlm"), ("electra", "electra"), ("albert", "ale"), ("cocolm", "cocolm")]
 )
-def test_both_stages(tmp_path, task, subset, model_type, objective, bf16):
+def test_both_stages_learn_and_export(tmp_path, task, subset, model_type, objective, bf16):
     model = {"auxiliary_size": 0.5} if objective in ("electra", "ale") else {}
     options = {"max_steps": 30, "stage2_max_steps": 20, "stage2_eval_steps": 10, "objective": objective, "bf16": bf16}
     run = go(tmp_path / "out", task, subset, model_type, model, **options)
     for stage in (1, 2):
         found = losses(tmp_path / "out", stage, "corpus/mlm_loss" if stage == 1 else "loss")
         assert all(map(math.isfinite, found))
-        # A task is hardly learned in so few steps by bodies that have to find out about two losses first.
+        # Models with two language-modelling losses hardly learn a task in so few steps.
         assert sum(found[-4:]) < sum(found[:4]) or (stage == 2 and objective in ("electra", "cocolm"))
     assert run.seeds[0]["stages"]["2"]["cost"]["measured_flops"] > 0
     record = json.loads((tmp_path / "out/results.json").read_text())
@@ -85,19 +85,19 @@ def test_both_stages(tmp_path, task, subset, model_type, objective, bf16):
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_a_run_continues_exactly(tmp_path, task, subset, monkeypatch, stage, deterministic):
-    """With dropout, averaged weights and R-Drop, cut off within either stage."""
+def test_interrupted_run_resumes_bit_for_bit(tmp_path, task, subset, monkeypatch, stage, deterministic):
+    """With dropout, averaged weights and R-Drop, interrupted in either stage."""
     options = {"save_strategy": "steps", "save_steps": 2, "stage2_ema_decay": 0.7, "stage2_rdrop": 1.0}
     step = TlmTrainer.training_step
 
-    def dies(self, *given, **named):
+    def interrupt(self, *given, **named):
         if self.state.global_step == 3 and f"stage{stage}" in str(self.args.output_dir):
             raise KeyboardInterrupt
         return step(self, *given, **named)
 
     whole = go(tmp_path / "whole", task, subset, **options)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(TlmTrainer, "training_step", dies)
+        patch.setattr(TlmTrainer, "training_step", interrupt)
         go(tmp_path / "cut", task, subset, **options)
     again = go(tmp_path / "cut", task, subset, **options)
     assert again.seeds[0]["test"] == whole.seeds[0]["test"]
@@ -105,8 +105,8 @@ def test_a_run_continues_exactly(tmp_path, task, subset, monkeypatch, stage, det
     assert ends[0] == ends[1]
 
 
-def test_stages_begin_as_asked_on_the_device(tmp_path, task, subset):
-    """A new classifier, a linear start, spectral embeddings, another dropout: written into a model that is there already."""
+def test_stage_2_initialization_works_on_the_device(tmp_path, task, subset):
+    """A new classifier, a linear start, spectral embeddings and another dropout are set in a model on the device."""
     modern = {"model_config": config("modernbert", classifier_pooling="mean", hidden_size=32)}
     modern |= {"classifier_init": "linear", "embedding_init": "spectral", "lm_head_init": "frequencies"}
     go(tmp_path / "linear", task, subset, model=modern)
@@ -116,7 +116,7 @@ def test_stages_begin_as_asked_on_the_device(tmp_path, task, subset):
 
 
 @pytest.mark.parametrize("model_type,objective", [("bert", "mlm"), ("electra", "electra"), ("cocolm", "cocolm")])
-def test_pretraining_and_training_further(tmp_path, task, corpus, model_type, objective):
+def test_pretrained_model_is_trained_further(tmp_path, task, corpus, model_type, objective):
     model = {"auxiliary_size": 0.5} if objective == "electra" else {}
     names = ("rho1", "stage2_max_steps", "stage2_learning_rate", "stage2_eval_steps", "stage2_total_batch_size")
     options = {name: value for name, value in FAST.items() if name not in names}
@@ -130,13 +130,13 @@ def test_pretraining_and_training_further(tmp_path, task, corpus, model_type, ob
     found = [entry["corpus/mlm_loss"] for entry in state["log_history"] if "corpus/mlm_loss" in entry]
     assert sum(found[-5:]) < sum(found[:5]) and run.record["validation"]["mlm_loss"] < found[0]
     assert ("accelerator" in run.record["environment"]) is GPU
-    read = {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(tmp_path / "base")}
-    go(tmp_path / "out", task, model=read, stage="2")
+    model_args = {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(tmp_path / "base")}
+    go(tmp_path / "out", task, model=model_args, stage="2")
     assert_exported(tmp_path / "out", task)
 
 
 @pytest.mark.parametrize("stages", ["both", "2"])
-def test_adapters(tmp_path, task, stages):
+def test_adapters_are_trained(tmp_path, task, stages):
     base = go(tmp_path / "base", task).output_dir
     read = {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(base), "use_peft": True, "lora_r": 4}
     run = go(tmp_path / "out", task, model=read, stage=stages)
@@ -144,19 +144,19 @@ def test_adapters(tmp_path, task, stages):
     assert (tmp_path / "out/adapter_config.json").is_file()
 
 
-def test_published(tmp_path, task, hub):
+def test_published_model_predicts(tmp_path, task, hub):
     run = go(tmp_path / "out", task)
     publish_model(run.output_dir, "alice/toy")
     card = hub.files("alice/toy")["README.md"].decode()
     assert 'model="alice/toy"' in card and (not GPU or torch.cuda.get_device_name(0) in card)
     classify = pipeline("text-classification", model="alice/toy", device=DEVICE)
-    said = [one["label"] for one in classify(task.test["text"][:])]
+    predictions = [one["label"] for one in classify(task.test["text"][:])]
     lines = (tmp_path / "out/seed-0/predictions/test.jsonl").read_text().splitlines()
-    assert said == [json.loads(line)["prediction"] for line in lines]
+    assert predictions == [json.loads(line)["prediction"] for line in lines]
 
 
-def test_a_finished_model_is_trained_further_by_hand(tmp_path, task):
-    """`TlmModel` and its tokenizer from the folder, moved by the caller."""
+def test_finished_model_can_be_used_on_the_device(tmp_path, task):
+    """The caller loads `TlmModel` and its tokenizer from the folder, and moves them."""
     run = go(tmp_path / "out", task)
     model = TlmModel.from_checkpoint(str(run.output_dir), id2label=task.id2label).to(DEVICE).eval()
     batch = load_tokenizer(str(run.output_dir))(task.test["text"][:], padding=True, return_tensors="pt").to(DEVICE)

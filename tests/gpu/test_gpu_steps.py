@@ -1,4 +1,4 @@
-"""Training step by step on the device as on the CPU: interleaved streams, objectives, optimizers, averages, accumulation."""
+"""Training steps on the device equal the CPU: interleaved streams, objectives, optimizers, averages, accumulation."""
 
 from importlib.util import find_spec
 
@@ -22,12 +22,13 @@ NAMES = (
     "corpus/lm_loss",
     "corpus/scl_loss",
 )
-# AdamW divides by the size of a gradient: with a larger epsilon those that are 0 but for rounding move nothing.
+# AdamW divides by the size of a gradient: with a larger epsilon, gradients that are only rounding errors change
+# nothing.
 STEADY = {"rho1": 1, "max_steps": 6, "adam_epsilon": 1e-4, "learning_rate": 5e-3, "max_grad_norm": 0.0}
 
 
 def assert_same_training(tmp_path, data, tokenizer, tolerance=0.01, **settings):
-    """The first step's gradients, the losses of all, and where the weights have come."""
+    """Check the first step's gradients, the losses of all steps, and the final weights."""
     found = []
     for run in trainers(tmp_path, data, tokenizer, **{**STEADY, **settings}):
         run.add_callback(gradients := Gradients())
@@ -44,18 +45,18 @@ def assert_same_training(tmp_path, data, tokenizer, tolerance=0.01, **settings):
 
 @pytest.mark.parametrize("layout", ["group", "pack", "none"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_interleaved_streams(tmp_path, data, tokenizer, objective, layout):
+def test_interleaved_training_equals_the_cpu(tmp_path, data, tokenizer, objective, layout):
     assert_same_training(tmp_path, data, tokenizer, **OBJECTIVES[objective], packing=layout)
 
 
 @pytest.mark.parametrize("rho2", [1.0, 20.0])
-def test_sums_of_losses(tmp_path, data, tokenizer, rho2):
+def test_training_with_summed_losses_equals_the_cpu(tmp_path, data, tokenizer, rho2):
     assert_same_training(tmp_path, data, tokenizer, rho1=0, rho2=rho2, loss_normalization="sum")
 
 
 @pytest.mark.parametrize("optim,tolerance", [("muon", 0.25), ("lamb", 0.01), ("adamw_torch", 0.01)])
-def test_optimizers(tmp_path, data, tokenizer, optim, tolerance):
-    """Muon iterates in bfloat16, which either device rounds in its own way, most of all where a gradient is nearly flat."""
+def test_optimizers_equal_the_cpu(tmp_path, data, tokenizer, optim, tolerance):
+    """Muon iterates in bfloat16, which devices round differently, most of all where a gradient is nearly flat."""
     if optim == "lamb" and find_spec("pytorch_optimizer") is None:
         pytest.skip("NO LAMB: pip install 'hf-tlm[optim]'.")
     assert_same_training(tmp_path, data, tokenizer, tolerance, optim=optim, max_steps=3, layerwise_lr_decay=0.9)
@@ -79,8 +80,8 @@ def stage_2(folder, data, tokenizer, where, **changes):
     )
 
 
-def test_averaged_weights_and_balanced_classes(tmp_path, data, tokenizer):
-    """Fine-tuning as stage 2 does it; of the averages the best is what a run ends with."""
+def test_averaged_weights_and_balanced_classes_equal_the_cpu(tmp_path, data, tokenizer):
+    """As in stage 2; the run ends with the best averages."""
     ends = []
     for name, where in (("cpu", ON_CPU), ("device", ON_DEVICE)):
         plain, averaged = (
@@ -99,14 +100,14 @@ def test_averaged_weights_and_balanced_classes(tmp_path, data, tokenizer):
     assert apart(ours, expected, before) < 0.01 and own_metric == pytest.approx(metric, abs=0.05)
 
 
-def test_a_teacher(tmp_path, data, tokenizer):
+def test_training_with_a_teacher_equals_the_cpu(tmp_path, data, tokenizer):
     options = {"teacher": "linear", "teacher_weight": 2.0, "teacher_temperature": 2.0}
     assert_same_training(tmp_path, taught(data, tokenizer), tokenizer, **options)
 
 
 @pytest.mark.parametrize("objective", ["mlm", "electra", "cocolm"])
-def test_1x8_equals_8x1(tmp_path, data, tokenizer, objective):
-    """On the device; of COCO-LM without its contrast, whose negatives are those of a micro-batch."""
+def test_accumulation_gives_the_same_step(tmp_path, data, tokenizer, objective):
+    """COCO-LM without contrastive learning, whose negatives are those of a micro-batch."""
     runs = []
     for batch_size, accumulation, packing in ((8, 1, "pack"), (1, 8, "none"), (2, 4, "none")):
         run = trainer(
@@ -127,8 +128,8 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer, objective):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
-def test_everything_learns(tmp_path, data, tokenizer, objective, bf16):
-    """With dropout: the losses fall, every parameter moves, and weights stay float32."""
+def test_losses_fall_and_every_parameter_changes(tmp_path, data, tokenizer, objective, bf16):
+    """With dropout; weights stay float32."""
     options = {**OBJECTIVES[objective], "rho1": 1, "max_steps": 40, "learning_rate": 5e-3, "bf16": bf16, "config": {}}
     set_seed(0)
     run = trainer(tmp_path, data, tokenizer, **options, **ON_DEVICE)

@@ -1,4 +1,4 @@
-"""The paired bootstrap: scores of rows as the metrics have them, and intervals as a plain loop finds them."""
+"""The paired bootstrap: scores of rows equal the metrics, and intervals equal those of a plain loop."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from hf_tlm.metrics.scores import METRICS_OF_ROWS
 from hf_tlm.tasks import KIND_METRICS
 
 
-def drawn(metric, size, seed):
-    """References and predictions that agree in half of the rows."""
+def random_rows(metric, size, seed):
+    """Return references and predictions that agree in half of the rows."""
     random = np.random.default_rng(seed)
     if metric in KIND_METRICS["regression"]:
         truth = random.integers(0, 6, size) / 2  # With ties.
@@ -20,37 +20,39 @@ def drawn(metric, size, seed):
     return truth, np.where(random.random(size) < 0.5, truth, other)
 
 
-def test_which_metrics():
+def test_metrics_of_rows_are_those_of_classification_and_regression():
     assert set(METRICS_OF_ROWS) == {*KIND_METRICS["classification"], *KIND_METRICS["regression"]}
 
 
 @pytest.mark.parametrize("metric", METRICS_OF_ROWS)
 @pytest.mark.parametrize("size", [1, 2, 7, 200])
-def test_a_score_of_some_rows_is_the_metric_of_them(metric, size):
-    """Few rows have classes that do not occur, and sides that never vary."""
+def test_score_of_sampled_rows_equals_the_metric(metric, size):
+    """Small samples lack some classes, or have constant sides."""
     random = np.random.default_rng(size)
     for seed in range(20):
-        references, predictions = drawn(metric, size, seed)
+        references, predictions = random_rows(metric, size, seed)
         rows = random.integers(size, size=size)
         expected = METRICS[metric]().compute(predictions=predictions[rows], references=references[rows])[metric]
         assert scorer(metric, references, predictions)(rows) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_interval_of_a_plain_loop():
-    truth, *said = np.random.default_rng(0).integers(0, 3, (4, 50))
-    said = [np.where(np.arange(50) % (3 + at) == 0, one, truth) for at, one in enumerate(said)]
+def test_interval_equals_a_plain_loop():
+    truth, *predictions = np.random.default_rng(0).integers(0, 3, (4, 50))
+    predictions = [np.where(np.arange(50) % (3 + at) == 0, predicted, truth) for at, predicted in enumerate(predictions)]
 
-    def score(one, rows):
-        return f1_score(truth[rows], one[rows], average="macro")
+    def score(predicted, rows):
+        return f1_score(truth[rows], predicted[rows], average="macro")
 
     random, leads = np.random.default_rng(5), []
     for _ in range(400):
         rows = random.integers(50, size=50)
-        leads.append((score(said[0], rows) + score(said[1], rows)) / 2 - score(said[2], rows))
-    scorers = [scorer("macro_f1", truth, one) for one in said]
+        leads.append((score(predictions[0], rows) + score(predictions[1], rows)) / 2 - score(predictions[2], rows))
+    scorers = [scorer("macro_f1", truth, predicted) for predicted in predictions]
     found = paired_bootstrap(scorers[:2], scorers[2:], 50, resamples=400, seed=5)
-    every = np.arange(50)
-    assert found.difference == pytest.approx((score(said[0], every) + score(said[1], every)) / 2 - score(said[2], every))
+    all_rows = np.arange(50)
+    assert found.difference == pytest.approx(
+        (score(predictions[0], all_rows) + score(predictions[1], all_rows)) / 2 - score(predictions[2], all_rows)
+    )
     assert (found.low, found.high) == pytest.approx((np.percentile(leads, 2.5), np.percentile(leads, 97.5)))
     assert found.low < found.difference < found.high
     assert found == paired_bootstrap(scorers[:2], scorers[2:], 50, resamples=400, seed=5)
@@ -58,8 +60,8 @@ def test_the_interval_of_a_plain_loop():
     assert list(found.reversed.to_dict().values()) == pytest.approx(list(other.to_dict().values()))
 
 
-def test_how_often_chance_is_taken_for_a_lead():
-    """Two models that are equally good: of twenty samples of texts some nineteen have intervals with zero in them."""
+def test_equally_good_models_rarely_have_a_sure_lead():
+    """About nineteen of twenty samples of texts have intervals that include zero."""
     random, sure = np.random.default_rng(1), 0
     for _ in range(100):
         truth = random.integers(0, 2, 100)
@@ -81,7 +83,7 @@ def test_equal_models_and_sure_leads():
     assert Lead(-0.4, -0.6, 0.0).reversed.interval == "95% interval 0.00 to 60.00"
 
 
-def test_what_is_refused():
+def test_invalid_inputs_are_refused():
     with pytest.raises(HfTlmError, match="one of macro_f1, .*received 'span_f1'"):
         scorer("span_f1", [0], [0])
     with pytest.raises(HfTlmError, match="received 2 predictions and 3 references"):
@@ -97,13 +99,13 @@ def test_what_is_refused():
 
 
 @pytest.mark.parametrize("side", [np.array([0, 1]), [0, 1], scorer("accuracy", [0, 1], [0, 1])])
-def test_a_side_is_a_list_of_scorers(side):
+def test_sides_that_are_no_list_of_scorers_are_refused(side):
     with pytest.raises(HfTlmError, match=r"^second: expected a list with a scorer per model.*Pass \[scorer\(metric"):
         paired_bootstrap([scorer("accuracy", [0, 1], [0, 1])], side, 2)
 
 
 @pytest.mark.parametrize("wrong", ["up", -100, 0.5])
-def test_classes_are_indices(wrong):
+def test_classes_that_are_no_indices_are_refused(wrong):
     with pytest.raises(
         HfTlmError, match="references: expected indices of classes, .* The label2id of a task maps names to indices"
     ):

@@ -24,7 +24,7 @@ def test_correlations_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_against_scipy_with_ties(seed):
+def test_correlations_with_ties_equal_scipy(seed):
     generator = np.random.default_rng(seed)
     references = generator.integers(0, 6, 80) / 2
     predictions = (references + generator.normal(0, 1, 80)).round(1)
@@ -34,13 +34,13 @@ def test_against_scipy_with_ties(seed):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
-def test_of_extreme_numbers(name, scale):
+def test_correlations_of_extreme_numbers(name, scale):
     assert compute(name, [scale, 2 * scale, 3 * scale], [1, 2, 3]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("side", ["predictions", "references"])
-def test_a_constant_side_is_zero_with_a_warning(name, side, caplog):
+def test_constant_side_scores_zero_with_a_warning(name, side, caplog):
     values = {"predictions": [1.0, 2.0], "references": [2.0, 3.0], side: [2.5, 2.5]}
     assert compute(name, **values) == 0
     assert f"{name} is not defined and counts as 0: the {side} are all 2.5" in caplog.text
@@ -49,7 +49,7 @@ def test_a_constant_side_is_zero_with_a_warning(name, side, caplog):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_numbers_that_are_not_finite(name, bad):
+def test_nonfinite_numbers_are_refused(name, bad):
     with pytest.raises(HfTlmError, match="1 of 2 predictions are not finite"):
         compute(name, [1.0, bad], [1.0, 2.0])
 
@@ -71,14 +71,14 @@ def test_accuracy_is_over_words_not_sentences():
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
-def test_words_without_a_prediction_or_with_an_unknown_tag_are_errors(nothing):
+def test_missing_predictions_and_unknown_tags_count_as_wrong(nothing):
     assert accuracy([["DT", nothing, nothing], ["NNP"]], TRUTH) == 0.5
     assert accuracy([[nothing, nothing, nothing], [nothing]], TRUTH) == 0
     assert accuracy([[nothing, "NN"]], [[nothing, "NN"]]) == 0.5
     assert span_f1([["B-A", nothing]], [["B-A", nothing]]) == pytest.approx(2 / 3)
 
 
-def test_lengths_must_agree():
+def test_different_lengths_and_no_words_are_refused():
     with pytest.raises(HfTlmError, match="sentence 1 has 1 reference tags and 2 predicted"):
         accuracy([["DT", "NN", "VBZ"], ["NNP", "NNP"]], TRUTH)
     with pytest.raises(HfTlmError, match="no words"):
@@ -102,22 +102,22 @@ def test_spans_of_tags(tags, expected):
 
 def test_span_f1_by_hand():
     truth = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "O"]]
-    # One of two predicted spans is right, of three: the other has the right words and the wrong type.
+    # One of two predicted spans is correct, of three: the other has the right words and the wrong type.
     assert span_f1([["B-PER", "I-PER", "O", "O"], ["B-PER", "O"]], truth) == pytest.approx(2 * 1 / (2 + 3))
-    # A span that is cut short is wrong.
+    # A truncated span is wrong.
     assert span_f1([["B-PER", None, "O", "B-LOC"], ["B-LOC", "O"]], truth) == pytest.approx(2 * 2 / (3 + 3))
     assert span_f1(truth, truth) == 1
 
 
-def test_the_same_span_in_another_sentence_is_another_span():
+def test_spans_are_compared_within_sentences():
     assert span_f1([["B-A"], ["O"]], [["O"], ["B-A"]]) == 0
 
 
-def test_no_spans_is_zero_with_a_warning(caplog):
+def test_no_spans_score_zero_with_a_warning(caplog):
     assert span_f1([["O"]], [["O"]]) == 0
     assert "neither predictions nor references have a span" in caplog.text
 
 
-def test_tags_that_are_not_iob2():
+def test_tags_that_are_not_iob2_are_refused():
     with pytest.raises(HfTlmError, match="received 'NN'"):
         span_f1([["NN"]], [["O"]])

@@ -22,12 +22,12 @@ def score(predictions, references):
         ("", ""),
     ],
 )
-def test_normalisation_of_the_official_script(text, normal):
+def test_normalization_follows_the_official_script(text, normal):
     assert normalize_answer(text) == normal
 
 
-def test_examples_of_the_documentation_of_evaluate():
-    """The three of its `squad` metric: all right, none right, two of three."""
+def test_examples_in_the_documentation_of_evaluate():
+    """The three examples of its `squad` metric: all correct, none, and two of three."""
     assert score(["1976"], [["1976"]]) == {"squad_f1": 1.0, "exact_match": 1.0}
     assert score(["1999"], [["1976"]]) == {"squad_f1": 0.0, "exact_match": 0.0}
     predictions = ["1976", "Beyonce", "climate change"]
@@ -42,20 +42,20 @@ def test_f1_by_hand():
     assert answer_f1("London", ["Paris"]) == 0
 
 
-def test_the_best_of_several_references_counts():
+def test_best_of_several_references_counts():
     references = ["Santa Clara, California", "Levi's Stadium", "Levi's Stadium in Santa Clara"]
     assert exact_match("levis stadium", references) == 1
     assert answer_f1("Santa Clara stadium", references) == pytest.approx(2 * 3 / (3 + 5))
     assert exact_match("Santa Clara stadium", references) == 0
 
 
-def test_perfect_predictions():
+def test_perfect_predictions_score_one():
     references = [["a cat", "cat"], [], ["The"]]
     scores = score(["cat", "", "the"], references)
     assert len(scores) == 6 and set(scores.values()) == {1.0}
 
 
-def test_no_answers_at_all_give_the_share_of_unanswerable_questions():
+def test_empty_answers_score_the_share_of_unanswerable_questions():
     assert score(["", "", "", ""], [[], ["x"], ["y z"], []]) == {
         "squad_f1": 0.5,
         "exact_match": 0.5,
@@ -66,20 +66,20 @@ def test_no_answers_at_all_give_the_share_of_unanswerable_questions():
     }
 
 
-def test_an_answer_to_an_unanswerable_question_is_wrong():
+def test_answer_to_an_unanswerable_question_is_wrong():
     scores = score(["perhaps", "the big barn"], [[], ["barn"]])
     assert scores["no_answer_f1"] == 0 and scores["has_answer_f1"] == pytest.approx(2 / 3)
     assert scores["squad_f1"] == pytest.approx(1 / 3)
 
 
-def test_without_an_answerable_question_there_is_no_score_of_those():
+def test_has_answer_scores_need_answerable_questions():
     assert set(score(["", "x"], [[], []])) == {"squad_f1", "exact_match", "no_answer_f1", "no_answer_exact_match"}
 
 
 def test_threshold_by_hand():
     nulls = [-5.0, -1.0, 2.0, 3.0]
     predictions, references = ["a cat", "dog", "cow", "hen"], [["cat"], [], ["cow"], []]
-    # Three of four are right when only the first question is answered, and when all but the last are.
+    # Three of four are correct when only the first question is answered, and when all but the last are.
     assert best_threshold(nulls, predictions, references) == (-4.0, 0.75)
     assert best_threshold(nulls, predictions, [["cat"], ["dog"], ["cow"], []]) == (2.5, 1.0)
     assert best_threshold(nulls, ["x"] * 4, references) == (-6.0, 0.5)  # Best never to answer.
@@ -92,7 +92,7 @@ def test_questions_with_equal_null_scores_are_answered_together():
 
 @pytest.mark.parametrize("by", ["f1", "exact_match"])
 @pytest.mark.parametrize("seed", range(4))
-def test_threshold_against_trying_all(seed, by):
+def test_threshold_equals_trying_all(seed, by):
     generator = np.random.default_rng(seed)
     nulls = generator.integers(-4, 5, 30).astype(float)
     predictions = generator.choice(["red", "red fox", "blue"], 30).tolist()
@@ -109,8 +109,8 @@ def test_threshold_against_trying_all(seed, by):
     assert all(at(candidate) < found - 1e-9 for candidate in np.arange(-5, 6) if candidate < answered)
 
 
-def test_rounding_changes_no_answer():
-    """Elsewhere, or in another batch, a null score is the same but for its last digits."""
+def test_threshold_is_robust_to_rounding():
+    """On another machine or in another batch the last digits of a null score differ."""
     nulls, references = np.array([-5.0, -1.0, 2.0, 3.0]), [["cat"], ["dog"], ["cow"], []]
     threshold, _ = best_threshold(nulls, ["a cat", "dog", "cow", "hen"], references)
     for seed in range(4):
@@ -122,20 +122,20 @@ def test_rounding_changes_no_answer():
     "nulls,answered,threshold",
     [
         ([1.0, np.nextafter(1.0, 2.0)], [True, False], 1.0),
-        ([-5.0, -1.0, 1e6], [True, True, False], 0.0),  # No answer at all has such a score: not half of it.
+        ([-5.0, -1.0, 1e6], [True, True, False], 0.0),  # 1e6 means no answer at all: no midpoint with it.
         ([1e300], [True], 1e300),
         ([-1e17], [False], np.nextafter(-1e17, -np.inf)),
         ([1.0, 1e17], [True, True], 1e17),
         ([-1.7e308, 1.7e308], [True, False], -1.7e308),
     ],
 )
-def test_scores_without_room_between_them(nulls, answered, threshold):
+def test_threshold_between_extreme_or_adjacent_scores(nulls, answered, threshold):
     references = [["cat"] if one else [] for one in answered]
     assert best_threshold(nulls, ["cat"] * len(nulls), references) == (threshold, 1.0)
     assert [score <= threshold for score in nulls] == answered
 
 
-def test_what_a_threshold_cannot_be_found_for():
+def test_invalid_inputs_of_the_threshold_are_refused():
     with pytest.raises(HfTlmError, match="f1 or exact_match; received 'em'"):
         best_threshold([0.0], ["a"], [["a"]], score="em")
     with pytest.raises(HfTlmError, match="received 2, 1 and 1"):

@@ -1,4 +1,4 @@
-"""LoRA for every family: what is trained, what is not, and equal logits from the exported adapter in stock classes."""
+"""LoRA for every family: which parameters are trained, and equal logits of the exported adapter in stock classes."""
 
 import json
 
@@ -20,7 +20,7 @@ from hf_tlm.models import (
 from support.tiny_models import families
 from support.toys import TINY_CONFIGS
 
-# What a family's classification head consists of.
+# The modules of each family's classification head.
 HEADS = {
     "bert": {"classifier", "bert.pooler"},
     "roberta": {"classifier"},
@@ -34,7 +34,7 @@ CLASSES = dict(enumerate("abcd"))
 
 
 def adapted(model_type, base, tokenizer, **options):
-    """A model with an adapter, on a base with another number of classes."""
+    """Return a model with an adapter, on a base with another number of classes."""
     set_seed(0)
     if not base.exists():
         export_stock(TlmModel.from_config(AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])), tokenizer, base)
@@ -49,23 +49,23 @@ def batch():
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def plain(name):
-    """A parameter's name in the model without an adapter."""
+def base_name(name):
+    """Return a parameter's name in the model without an adapter."""
     for part in ("base_model.model.", ".modules_to_save.default", ".base_layer"):
         name = name.replace(part, "")
     return name
 
 
 @families
-def test_adapter_and_head_learn_and_nothing_else(model_type, tokenizer, tmp_path):
-    # In float64, where the small gradients of queries and keys change them.
+def test_only_adapter_and_head_are_trained(model_type, tokenizer, tmp_path):
+    # In float64, in which even small gradients of queries and keys change the weights.
     model = adapted(model_type, tmp_path / "base", tokenizer, lora_r=4).double()
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     lora = {name for name in trained if ".lora_" in name}
-    head = {plain(name) for name in trained - lora}
+    head = {base_name(name) for name in trained - lora}
     assert {part for part in HEADS[model_type] if any(name.startswith(f"{part}.") for name in head)} == HEADS[model_type]
     assert all(any(name.startswith(f"{part}.") for part in HEADS[model_type]) for name in head)
-    # Every linear layer of the body, and not one elsewhere.
+    # Every linear layer of the body, and no other.
     body = model.get_base_model().base_model
     layers = {n for n, m in body.named_modules() if isinstance(m, torch.nn.Linear) and "lora" not in n and "pooler" not in n}
     assert len(lora) == 2 * len(layers) > 0
@@ -77,12 +77,12 @@ def test_adapter_and_head_learn_and_nothing_else(model_type, tokenizer, tmp_path
     labels[:, 1:4] = 7
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    for _ in range(2):  # B starts at 0, and so A gets its first gradient in the second step.
+    for _ in range(2):  # B starts at 0, so A gets its first gradient in the second step.
         output = model(**inputs, mlm_labels=labels, labels=torch.tensor([0, 1, 2, 3]))
         (output.mlm_loss + torch.nn.functional.cross_entropy(output.logits, torch.tensor([0, 1, 2, 3]))).backward()
         optimizer.step()
-    moved = {name for name, parameter in model.named_parameters() if not torch.equal(before[name], parameter)}
-    assert moved == trained
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(before[name], parameter)}
+    assert changed == trained
 
 
 @families
@@ -103,17 +103,17 @@ def test_exported_adapter_gives_equal_logits_in_stock_classes(model_type, tokeni
 
     config = AutoConfig.from_pretrained(folder)
     assert config.id2label == CLASSES
-    set_seed(1)  # What the base lacks is drawn again, and must come with the adapter.
+    set_seed(1)  # Weights that the base lacks are drawn again, and must be in the adapter.
     stock = AutoModelForSequenceClassification.from_pretrained(base, config=config, ignore_mismatched_sizes=True)
     stock = PeftModel.from_pretrained(stock, folder).eval()
     torch.testing.assert_close(stock(**batch()).logits, logits, rtol=0, atol=1e-6)
-    # And in a model of ours, where a run continues.
+    # Also in a TlmModel, with which a run continues.
     again = load_adapter(adapted(model_type, base, tokenizer), folder).eval()
     torch.testing.assert_close(again(**batch()).logits, logits, rtol=0, atol=1e-6)
     assert trained_parameters(again) == trained_parameters(model)
 
 
-def test_options(tokenizer, tmp_path):
+def test_lora_options(tokenizer, tmp_path):
     model = adapted(
         "bert", tmp_path / "base", tokenizer, lora_r=3, lora_alpha=12, lora_dropout=0.5, lora_target_modules=["value"]
     )
@@ -127,7 +127,7 @@ def test_options(tokenizer, tmp_path):
             LoraArguments(**wrong)
 
 
-def test_the_head_that_is_trained_is_the_one_reset(tokenizer, tmp_path):
+def test_reset_classifier_resets_the_trained_head(tokenizer, tmp_path):
     model = adapted("modernbert", tmp_path / "base", tokenizer).eval()
     before, trained = model(**batch()).logits, trained_parameters(model)
     model.reset_classifier()

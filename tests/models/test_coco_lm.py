@@ -1,4 +1,4 @@
-"""COCO-LM's body and heads against plain transcriptions, under packing and padding, and as files that travel."""
+"""COCO-LM's body and heads compared with plain transcriptions, under packing and padding, and as saved files."""
 
 import math
 import os
@@ -33,8 +33,8 @@ PAPER = [(32, 128), (64, 128), (128, 256)]
 modes = pytest.mark.parametrize("mode", ["t5", "signed", None])
 
 
-def make(cls=CocoLmModel, seed=0, **changes):
-    """In float64 and evaluation mode, with few buckets, so that all are in use, and a bias that matters."""
+def make_model(cls=CocoLmModel, seed=0, **changes):
+    """Return a model in float64 and evaluation mode, with few buckets, so that all are used, and a bias that matters."""
     set_seed(seed)
     values = {"max_position_embeddings": 40, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
     model = cls(CocoLmConfig(**{**SIZES, "num_labels": 3, **values, **changes})).eval().double()
@@ -47,20 +47,20 @@ def inputs(lengths=(9, 5, 7), side="right", width=12):
     generator = torch.Generator().manual_seed(3)
     ids, mask = torch.zeros(len(lengths), width, dtype=torch.long), torch.zeros(len(lengths), width, dtype=torch.long)
     for row, length in enumerate(lengths):
-        place = slice(0, length) if side == "right" else slice(width - length, width)
-        ids[row, place] = torch.randint(5, 60, (length,), generator=generator)
-        mask[row, place] = 1
+        span = slice(0, length) if side == "right" else slice(width - length, width)
+        ids[row, span] = torch.randint(5, 60, (length,), generator=generator)
+        mask[row, span] = 1
     return {"input_ids": ids, "attention_mask": mask}
 
 
 class TestBuckets:
     @pytest.mark.parametrize("num_buckets,max_distance", PAPER)
-    def test_t5(self, num_buckets, max_distance):
+    def test_t5_buckets(self, num_buckets, max_distance):
         expected = T5Attention._relative_position_bucket(DISTANCES, True, num_buckets, max_distance)
         assert torch.equal(relative_position_buckets(DISTANCES, "t5", num_buckets, max_distance), expected)
 
     @pytest.mark.parametrize("bins,max_distance", PAPER)
-    def test_signed(self, bins, max_distance):
+    def test_signed_buckets(self, bins, max_distance):
         def plain(n):
             half, size = bins // 2, abs(n)
             exact = half // 2
@@ -75,7 +75,7 @@ class TestBuckets:
         assert torch.equal(found, expected) and len(found.unique()) == bins - 1
 
     @pytest.mark.parametrize("mode", ["t5", "signed"])
-    def test_the_table_holds_all_distances(self, mode):
+    def test_table_covers_all_distances(self, mode):
         bias = RelativePositionBias(mode, 32, 128, 3)
         torch.nn.init.normal_(bias.weight)
         found = bias(torch.arange(601)[None])
@@ -95,11 +95,11 @@ class TestBuckets:
     )
     def test_errors(self, changes, message):
         with pytest.raises(ValueError, match=message):
-            make(**changes)
+            make_model(**changes)
 
 
 def plain_forward(model, input_ids, attention_mask):
-    """Hidden states of post-LayerNorm BERT with a bias on the scores, written out; float64, no dropout."""
+    """Return the hidden states of post-LayerNorm BERT with a bias on the scores, written out; float64, no dropout."""
     config, w = model.config, model.state_dict()
     heads, depth = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     length = input_ids.shape[1]
@@ -138,15 +138,15 @@ def plain_forward(model, input_ids, attention_mask):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("mode", ["t5", "signed"])
 def test_hidden_states_equal_a_plain_transcription(mode, attention):
-    model, batch = make(relative_attention_mode=mode, attn_implementation=attention), inputs()
+    model, batch = make_model(relative_attention_mode=mode, attn_implementation=attention), inputs()
     for found, expected in zip(
         model(**batch, output_hidden_states=True).hidden_states, plain_forward(model, **batch), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_attentions():
-    model, batch = make(attn_implementation="eager"), inputs()
+def test_attention_weights_are_returned_and_exclude_padding():
+    model, batch = make_model(attn_implementation="eager"), inputs()
     attentions = model(**batch, output_attentions=True).attentions
     assert [a.shape for a in attentions] == [(3, 2, 12, 12)] * 2
     assert all((a[batch["attention_mask"][:, None, None].expand_as(a) == 0] == 0).all() for a in attentions)
@@ -155,7 +155,7 @@ def test_attentions():
 @modes
 @pytest.mark.parametrize("absolute", [True, False])
 def test_padding_on_either_side_changes_nothing(mode, absolute):
-    model = make(relative_attention_mode=mode, absolute_positions=absolute)
+    model = make_model(relative_attention_mode=mode, absolute_positions=absolute)
     right, left = inputs(), inputs(side="left")
     if absolute:
         left["position_ids"] = (left["attention_mask"].cumsum(1) - 1).clamp(min=0)
@@ -163,27 +163,27 @@ def test_padding_on_either_side_changes_nothing(mode, absolute):
     alone = [model(ids[mask.bool()][None]).last_hidden_state[0] for ids, mask in zip(*right.values(), strict=True)]
     for found in padded:
         torch.testing.assert_close(found, torch.cat(alone), rtol=1e-10, atol=1e-12)
-    # The order of the tokens matters, though, as soon as there are positions of any kind.
+    # But the order of the tokens matters as soon as there are positions of any kind.
     swapped = model(right["input_ids"][:1, :9].flip(1)).last_hidden_state.flip(1)
     assert torch.allclose(swapped[0], alone[0], atol=1e-6) == (mode is None and not absolute)
 
 
 @modes
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_texts_in_one_row_equal_texts_alone(mode, attention):
+def test_packed_texts_equal_single_texts(mode, attention):
     """Outputs and the gradient of the bias; the second row is padded."""
-    model = make(relative_attention_mode=mode, attn_implementation=attention)
+    model = make_model(relative_attention_mode=mode, attn_implementation=attention)
     batch = inputs(lengths=(7, 5, 9))
     rows = torch.zeros(2, 12, dtype=torch.long)
-    texts, places = torch.zeros_like(rows), torch.zeros_like(rows)
+    texts, positions = torch.zeros_like(rows), torch.zeros_like(rows)
     for row, start, text, length in ((0, 0, 0, 7), (0, 7, 1, 5), (1, 0, 2, 9)):
         span = slice(start, start + length)
         rows[row, span], texts[row, span] = batch["input_ids"][text, :length], text + 1
-        places[row, span] = torch.arange(length)
-    sees = texts[:, None, :, None] == texts[:, None, None, :]
+        positions[row, span] = torch.arange(length)
+    visible = texts[:, None, :, None] == texts[:, None, None, :]
     if attention == "eager":
-        sees = torch.zeros(sees.shape, dtype=torch.float64).masked_fill(~sees, torch.finfo(torch.float64).min)
-    packed = model(rows, attention_mask=sees, position_ids=places).last_hidden_state[texts > 0]
+        visible = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+    packed = model(rows, attention_mask=visible, position_ids=positions).last_hidden_state[texts > 0]
     padded = model(**batch).last_hidden_state[batch["attention_mask"].bool()]
     torch.testing.assert_close(packed, padded, rtol=1e-10, atol=1e-12)
     if mode is not None:
@@ -193,10 +193,10 @@ def test_texts_in_one_row_equal_texts_alone(mode, attention):
         assert (expected.abs().sum(1) > 0).sum() == 7  # Both modes leave one of 8 buckets empty.
 
 
-def test_gradient_checkpointing():
+def test_gradient_checkpointing_gives_the_same_gradients():
     gradients = []
     for checkpointing in (False, True):
-        model = make(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+        model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
         if checkpointing:
             model.gradient_checkpointing_enable()
         assert model.is_gradient_checkpointing == checkpointing
@@ -206,17 +206,19 @@ def test_gradient_checkpointing():
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_zero_padding():
+def test_zero_padding_zeroes_the_embeddings_of_padding():
     batch = inputs()
     padding = batch["attention_mask"] == 0
-    states = {zero: make(zero_padding=zero)(**batch, output_hidden_states=True).hidden_states for zero in (True, False)}
+    states = {
+        zero: make_model(zero_padding=zero)(**batch, output_hidden_states=True).hidden_states for zero in (True, False)
+    }
     assert states[True][0][padding].eq(0).all() and not states[False][0][padding].eq(0).any()
     torch.testing.assert_close(states[True][2][~padding], states[False][2][~padding])
 
 
-def test_what_the_config_leaves_out():
+def test_config_switches_remove_parameters():
     def names(**changes):
-        return {name for name, _ in make(CocoLmForMaskedLM, **changes).named_parameters()}
+        return {name for name, _ in make_model(CocoLmForMaskedLM, **changes).named_parameters()}
 
     full = names(type_vocab_size=2)
     body = "cocolm.embeddings"
@@ -227,13 +229,13 @@ def test_what_the_config_leaves_out():
     assert full - names(type_vocab_size=2, relative_attention_mode=None) == {"cocolm.relative_attention_bias.weight"}
     batch, types = inputs(), torch.ones(3, 12, dtype=torch.long)
     for count in (0, 2):
-        model = make(type_vocab_size=count)
+        model = make_model(type_vocab_size=count)
         typed = model(**batch, token_type_ids=types).last_hidden_state
         assert torch.equal(typed, model(**batch).last_hidden_state) == (count == 0)
 
 
-def test_inputs_embeds():
-    model, batch = make(), inputs()
+def test_inputs_embeds_equal_input_ids():
+    model, batch = make_model(), inputs()
     embedded = model.get_input_embeddings()(batch["input_ids"])
     expected = model(**batch).last_hidden_state
     assert torch.equal(model(inputs_embeds=embedded, attention_mask=batch["attention_mask"]).last_hidden_state, expected)
@@ -242,12 +244,12 @@ def test_inputs_embeds():
             model(**wrong)
 
 
-def test_an_empty_text_under_autocast_is_finite():
-    """A row of nothing but padding: the lowest number must not become -inf in half precision."""
+def test_empty_text_under_autocast_is_finite():
+    """In a row of only padding the lowest number must not become -inf in half precision."""
     bias = torch.zeros(1, 2, 3, 3)
     masked = add_bias(torch.zeros(1, 1, 3, 3, dtype=torch.bool), bias)
     assert masked.to(torch.bfloat16).isfinite().all() and (masked.softmax(-1) == 1 / 3).all()
-    model, batch = make().float(), inputs(lengths=(9, 0))
+    model, batch = make_model().float(), inputs(lengths=(9, 0))
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model(**batch).last_hidden_state
     hidden.float().pow(3).sum().backward()
@@ -255,8 +257,8 @@ def test_an_empty_text_under_autocast_is_finite():
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-def test_two_transformers_share_embeddings_and_no_relative_positions():
-    config = make().config
+def test_main_and_auxiliary_share_embeddings_but_not_relative_positions():
+    config = make_model().config
     composite = GeneratorDiscriminator.from_config(config, generator_config(config, 1, 1))
     main, auxiliary = composite.main.base_model, composite.auxiliary.base_model
     assert main.embeddings.position_embeddings.weight is auxiliary.embeddings.position_embeddings.weight
@@ -265,7 +267,7 @@ def test_two_transformers_share_embeddings_and_no_relative_positions():
 
 class TestHeads:
     def test_masked_lm(self):
-        model, batch = make(CocoLmForMaskedLM), inputs()
+        model, batch = make_model(CocoLmForMaskedLM), inputs()
         torch.nn.init.normal_(model.lm_head.bias)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         output = model(**batch, labels=labels)
@@ -276,24 +278,24 @@ class TestHeads:
         torch.testing.assert_close(output.copy_logits, hidden @ model.copy_head.weight[0] + model.copy_head.bias)
         expected = F.cross_entropy(output.logits.flatten(0, 1), labels.flatten()).float()
         torch.testing.assert_close(output.loss, expected)
-        assert make(CocoLmForMaskedLM, copy_head=False)(**batch).copy_logits is None
+        assert make_model(CocoLmForMaskedLM, copy_head=False)(**batch).copy_logits is None
 
     def test_sequence_classification(self):
-        model, batch, labels = make(CocoLmForSequenceClassification), inputs(), torch.tensor([0, 2, 1])
+        model, batch, labels = make_model(CocoLmForSequenceClassification), inputs(), torch.tensor([0, 2, 1])
         output = model(**batch, labels=labels)
         torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, labels))
         pooled = torch.tanh(model.cocolm.pooler.dense(model.cocolm(**batch).last_hidden_state[:, 0]))
         torch.testing.assert_close(output.logits, model.classifier(pooled))
 
     def test_token_classification(self):
-        model, batch = make(CocoLmForTokenClassification), inputs()
+        model, batch = make_model(CocoLmForTokenClassification), inputs()
         labels = torch.where(batch["attention_mask"] == 1, batch["input_ids"] % 3, -100)
         output = model(**batch, labels=labels)
         assert output.logits.shape == (3, 12, 3)
         torch.testing.assert_close(output.loss, F.cross_entropy(output.logits.float().flatten(0, 1), labels.flatten()))
 
     def test_question_answering(self):
-        model, batch = make(CocoLmForQuestionAnswering).train(), inputs()
+        model, batch = make_model(CocoLmForQuestionAnswering).train(), inputs()
         starts, ends = torch.tensor([1, 2, 99]), torch.tensor([3, 2, 99])  # The third text has no answer.
         model.eval()
         output = model(**batch, start_positions=starts, end_positions=ends)
@@ -304,7 +306,7 @@ class TestHeads:
         assert model(**batch).loss is None
 
     def test_multiple_choice(self):
-        model, batch, labels = make(CocoLmForMultipleChoice), inputs(lengths=(9, 5, 7, 3)), torch.tensor([1, 0])
+        model, batch, labels = make_model(CocoLmForMultipleChoice), inputs(lengths=(9, 5, 7, 3)), torch.tensor([1, 0])
         output = model(**{name: value.view(2, 2, 12) for name, value in batch.items()}, labels=labels)
         pooled = model.cocolm(**batch).pooler_output
         torch.testing.assert_close(output.logits, model.classifier(pooled).view(2, 2))
@@ -322,7 +324,7 @@ CLASSES = [
 
 
 def outputs(model, multiple_choice):
-    """The first output; of an output for every token, those that are not padding."""
+    """Return the first output; token-level outputs without padding."""
     batch = inputs(lengths=(9, 5))
     shaped = {name: value[None] for name, value in batch.items()} if multiple_choice else batch
     with torch.no_grad():
@@ -331,10 +333,10 @@ def outputs(model, multiple_choice):
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_auto_classes_load_what_was_saved(cls, tmp_path):
+def test_auto_classes_load_a_saved_model(cls, tmp_path):
     import transformers
 
-    model = make(cls)
+    model = make_model(cls)
     model.save_pretrained(tmp_path)
     auto = getattr(transformers, cls._auto_class)
     loaded, info = auto.from_pretrained(tmp_path, dtype=torch.float64, output_loading_info=True)
@@ -344,9 +346,9 @@ def test_auto_classes_load_what_was_saved(cls, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_folder_needs_no_hf_tlm(tokenizer, tmp_path):
-    """Every class of it by trust_remote_code, in a process that cannot import hf_tlm; and saved again from there."""
-    model = make(CocoLmForMaskedLM, relative_attention_mode="signed")
+def test_saved_folder_loads_without_hf_tlm(tokenizer, tmp_path):
+    """With trust_remote_code and every class, in a process that cannot import hf_tlm; and saved again from there."""
+    model = make_model(CocoLmForMaskedLM, relative_attention_mode="signed")
     model.save_pretrained(tmp_path / "m")
     batch = inputs()
     torch.save((batch, model(**batch).logits, model.base_model(**batch).last_hidden_state), tmp_path / "expected.pt")
@@ -372,35 +374,35 @@ def test_a_saved_folder_needs_no_hf_tlm(tokenizer, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_fill_mask(tokenizer):
-    model = make(CocoLmForMaskedLM, vocab_size=len(tokenizer)).float()
+def test_fill_mask_pipeline(tokenizer):
+    model = make_model(CocoLmForMaskedLM, vocab_size=len(tokenizer)).float()
     text = f"the enzyme {tokenizer.mask_token} the protein"
     best = pipeline("fill-mask", model=model, tokenizer=tokenizer)(text, top_k=2)
     ids = tokenizer(text, return_tensors="pt")
-    place = ids["input_ids"][0].tolist().index(tokenizer.mask_token_id)
-    assert [each["token"] for each in best] == model(**ids).logits[0, place].topk(2).indices.tolist()
+    position = ids["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+    assert [each["token"] for each in best] == model(**ids).logits[0, position].topk(2).indices.tolist()
 
 
 class TestStockBert:
     @pytest.mark.parametrize("cls", [c for c in CLASSES if c is not CocoLmForMaskedLM], ids=lambda cls: cls.__name__)
     @pytest.mark.parametrize("changes", [{"type_vocab_size": 2}, {"absolute_positions": False, "zero_padding": False}])
-    def test_equal_outputs(self, cls, changes):
-        model = make(cls, relative_attention_mode=None, **changes)
+    def test_stock_bert_has_equal_outputs(self, cls, changes):
+        model = make_model(cls, relative_attention_mode=None, **changes)
         choices = cls is CocoLmForMultipleChoice
         stock = as_bert(model)
         assert type(stock).__module__.startswith("transformers.")
         torch.testing.assert_close(outputs(stock, choices), outputs(model, choices), rtol=1e-10, atol=1e-12)
 
-    def test_export(self, tokenizer, tmp_path):
-        model = make(CocoLmForSequenceClassification, relative_attention_mode=None, id2label={0: "a", 1: "b", 2: "c"})
+    def test_export_is_stock_bert(self, tokenizer, tmp_path):
+        model = make_model(CocoLmForSequenceClassification, relative_attention_mode=None, id2label={0: "a", 1: "b", 2: "c"})
         folder = export_bert(model, tokenizer, tmp_path / "bert")
         loaded = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64)
         assert loaded.config.model_type == "bert" and loaded.config.id2label == {0: "a", 1: "b", 2: "c"}
         assert not list(folder.glob("*.py")) and (folder / "tokenizer.json").is_file()
         torch.testing.assert_close(outputs(loaded, False), outputs(model, False), rtol=1e-10, atol=1e-12)
 
-    def test_the_body_of_a_masked_lm(self):
-        body = make(CocoLmForMaskedLM, relative_attention_mode=None).base_model
+    def test_body_of_a_masked_lm_converts_without_a_pooler(self):
+        body = make_model(CocoLmForMaskedLM, relative_attention_mode=None).base_model
         assert as_bert(body).pooler is None
         torch.testing.assert_close(outputs(as_bert(body), False), outputs(body, False), rtol=1e-10, atol=1e-12)
 
@@ -410,4 +412,4 @@ class TestStockBert:
     )
     def test_errors(self, cls, mode, message):
         with pytest.raises(ModelError, match=message):
-            as_bert(make(cls, relative_attention_mode=mode))
+            as_bert(make_model(cls, relative_attention_mode=mode))

@@ -1,4 +1,5 @@
-"""COCO-LM's objectives on a ModernBERT: equal to stock classes and the equations, exported as those and a file of heads."""
+"""COCO-LM's objectives on a ModernBERT: equal to stock classes and the equations; exported as stock models and a head
+file."""
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_loss_and_every_gradient_equal_the_equations(tokenizer):
         torch.testing.assert_close(gradient, stock[name], rtol=1e-7, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_export_and_back(tokenizer, tmp_path):
+def test_export_loads_as_stock_classes_and_again(tokenizer, tmp_path):
     model, inputs = composite().eval(), batch(tokenizer)
     export_stock(model, tokenizer, tmp_path)
     autos = {"": AutoModelForSequenceClassification, "discriminator": AutoModel, "generator": AutoModelForMaskedLM}
@@ -111,7 +112,7 @@ def test_export_and_back(tokenizer, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run(tmp_path, task, corpus):
+def test_run_with_a_modernbert_body_exports_stock(tmp_path, task, corpus):
     config = {"model_type": "modernbert", **{k: v for k, v in CONFIG.items() if k not in ("vocab_size", "num_labels")}}
     args = TlmArguments(output_dir=str(tmp_path), **FAST, objective="cocolm")
     run = run_tlm(task, retrieve(task, corpus, top_k=5), args, ModelArguments(model_config=config, vocab_size=120))

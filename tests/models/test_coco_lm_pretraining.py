@@ -1,4 +1,4 @@
-"""COCO-LM on the composite equals its parts put together by hand; each switch of Table 3; and as files."""
+"""COCO-LM on the composite equals its parts assembled by hand; each switch of Table 3; export and loading."""
 
 import pytest
 import torch
@@ -52,13 +52,14 @@ def batch(tokenizer, row_length=None, probability=0.3, crop=0.9, rows=None, seed
     return TlmCollator(tokenizer, **options, mask_special=True, crop_fraction=crop)(rows)
 
 
-def corrupted(model, inputs):
-    """The ids that the main model reads as its first view, and the output without the second one."""
+def corrupt(model, inputs):
+    """Return the ids that the main model reads as its first view, and the output without the second view."""
     return main_input(model, {name: value for name, value in inputs.items() if not name.startswith("crop_")})
 
 
 def by_hand(model, inputs, ids, lambda_copy=50.0):
-    """The paper's loss from stock models with the weights of `model`, in their own parameters: equations 1 to 4."""
+    """Compute the paper's loss, equations 1 to 4, from stock models with the weights of `model` as their own
+    parameters."""
     main = CocoLmForMaskedLM(model.main.config).eval().double()
     auxiliary = CocoLmForMaskedLM(model.auxiliary.config).eval().double()
     state = {n: t for n, t in model.main.state_dict().items() if n in main.state_dict()}
@@ -96,9 +97,9 @@ def _crops(inputs):
 
 def test_loss_and_every_gradient_equal_the_equations(tokenizer):
     model, inputs = composite().eval().double(), batch(tokenizer)
-    with torch.no_grad():  # Some draws hit the original.
+    with torch.no_grad():  # So that some samples equal the original.
         model.auxiliary.mlm_head["lm_head"].bias[inputs["mlm_labels"].max()] = 4.0
-    ids, output = corrupted(model, inputs)
+    ids, output = corrupt(model, inputs)
     assert 0 < output.replaced.sum() < (inputs["mlm_labels"] != -100).sum()
     main, auxiliary, expected = by_hand(model, inputs, ids)
     expected["loss"].backward()
@@ -141,22 +142,22 @@ def test_every_parameter_gets_a_gradient(tokenizer):
     assert model.clm_heads.lm_head.weight is model.get_input_embeddings().weight is model.auxiliary.mlm_head.weight
 
 
-def test_draws_are_without_dropout_and_the_auxiliary_loss_is_with_it(tokenizer):
-    """Of two training passes the draws agree, with each other and with evaluation, and the losses do not."""
-    dropout = {"hidden_dropout_prob": 0.5, "initializer_range": 1.0}  # Enough for the draws to depend on it.
+def test_samples_ignore_dropout_but_the_auxiliary_loss_has_it(tokenizer):
+    """Two training passes and an evaluation give equal samples but different losses."""
+    dropout = {"hidden_dropout_prob": 0.5, "initializer_range": 1.0}  # Large enough that samples would depend on dropout.
     inputs = batch(tokenizer)
     model = composite(config=dropout)
     (first, one), (second, two), (quiet, out) = (
-        *(corrupted(model, inputs) for _ in range(2)),
-        corrupted(model.eval(), inputs),
+        *(corrupt(model, inputs) for _ in range(2)),
+        corrupt(model.eval(), inputs),
     )
     assert first.equal(second) and first.equal(quiet)
     assert one.mlm_loss != two.mlm_loss and one.mlm_loss != out.mlm_loss and one.guesses == out.guesses
     model = composite(config=dropout, apart=False)
-    assert not corrupted(model, inputs)[0].equal(corrupted(model, inputs)[0])  # ELECTRA's one pass has dropout.
+    assert not corrupt(model, inputs)[0].equal(corrupt(model, inputs)[0])  # ELECTRA has one pass, with dropout.
 
 
-def test_special_tokens_are_corrected_too(tokenizer):
+def test_special_tokens_are_masked_and_corrected(tokenizer):
     model, inputs = composite().eval(), batch(tokenizer, probability=0.5)
     firsts = inputs["mlm_labels"][:, 0]
     assert (firsts == tokenizer.cls_token_id).any() and (
@@ -167,7 +168,7 @@ def test_special_tokens_are_corrected_too(tokenizer):
 
 @pytest.mark.parametrize("row_length", [None, 24])
 @pytest.mark.parametrize("probability", [1e-9, 0.9])
-def test_nothing_to_learn_from_is_no_nan(tokenizer, probability, row_length):
+def test_nothing_to_predict_gives_a_finite_loss(tokenizer, probability, row_length):
     model = composite()
     inputs = batch(tokenizer, row_length, probability, rows=[{"input_ids": [2, 9, 3], "draw": 0}])
     terms = COCO_LM(model(**inputs), inputs)
@@ -177,18 +178,18 @@ def test_nothing_to_learn_from_is_no_nan(tokenizer, probability, row_length):
 
 
 def outcome(tokenizer, *objectives, crop=0.9, **options):
-    """Terms and gradients of a loss, the ids that the main model read, and the model."""
+    """Return the terms and gradients of a loss, the ids that the main model read, and the model."""
     objective = WeightedSum((1.0, Mlm()), *objectives)
     clm = next((part for _, part in objectives if isinstance(part, CorrectiveLm)), None)
     model, inputs = composite(clm=clm, heads="rtd" if clm is None else "clm", **options).eval(), batch(tokenizer, crop=crop)
-    ids, _ = corrupted(model, inputs)
+    ids, _ = corrupt(model, inputs)
     terms = objective(model(**inputs), inputs)
     terms["loss"].backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {name: value.tolist() for name, value in terms.items()}, gradients, ids, model
 
 
-def changed(one, other):
+def changed_terms(one, other):
     return {name for name in one.keys() | other.keys() if name not in one or name not in other or one[name] != other[name]}
 
 
@@ -198,24 +199,24 @@ CLM_TERMS = {f"{name}_{which}" for name in ("copy_accuracy", "lm_accuracy") for 
 
 
 class TestSwitches:
-    """The rows of Table 3: what each changes, and that it changes nothing else."""
+    """The rows of Table 3: each changes its own terms and no others."""
 
     @pytest.fixture
     def full(self, tokenizer):
         return outcome(tokenizer, (1.0, CLM), SCL)
 
-    def test_clm_only(self, tokenizer, full):
+    def test_clm_only_removes_the_contrastive_loss(self, tokenizer, full):
         terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), crop=None)
-        assert ids.equal(full[2]) and changed(terms, full[0]) == SCL_TERMS
+        assert ids.equal(full[2]) and changed_terms(terms, full[0]) == SCL_TERMS
         assert full[0]["loss"] == pytest.approx(terms["loss"] + full[0]["scl_loss"])
 
-    def test_rtd_only_and_scl_with_rtd(self, tokenizer, full):
+    def test_rtd_replaces_the_clm_terms(self, tokenizer, full):
         detection = (50.0, ReplacedTokenDetection())
         terms, _, ids, model = outcome(tokenizer, detection, SCL)
         accuracies = {"rtd_accuracy_replaced", "rtd_accuracy_original"}
         expected = {"loss", "copy_loss", "lm_loss", "rtd_loss"} | CLM_TERMS | accuracies
-        assert ids.equal(full[2]) and changed(terms, full[0]) == expected and model.clm_heads is None
-        assert changed(outcome(tokenizer, detection, crop=None)[0], terms) == SCL_TERMS
+        assert ids.equal(full[2]) and changed_terms(terms, full[0]) == expected and model.clm_heads is None
+        assert changed_terms(outcome(tokenizer, detection, crop=None)[0], terms) == SCL_TERMS
 
     @pytest.mark.parametrize(
         "clm,expected",
@@ -226,9 +227,12 @@ class TestSwitches:
         ],
         ids=["no copy", "all tokens", "no stop-gradient"],
     )
-    def test_clm_setup(self, tokenizer, full, clm, expected):
+    def test_clm_setups_change_only_the_lm_loss(self, tokenizer, full, clm, expected):
         terms, gradients, ids, _ = outcome(tokenizer, (1.0, clm), SCL)
-        assert ids.equal(full[2]) and changed(terms, full[0]) - {"lm_accuracy_original", "lm_accuracy_replaced"} == expected
+        assert (
+            ids.equal(full[2])
+            and changed_terms(terms, full[0]) - {"lm_accuracy_original", "lm_accuracy_replaced"} == expected
+        )
         assert terms["loss"] == pytest.approx(full[0]["loss"]) or expected
         assert (
             not torch.equal(gradients["clm_heads.copy_head.weight"], full[1]["clm_heads.copy_head.weight"])
@@ -241,8 +245,8 @@ class TestSwitches:
         assert missing == {f"{part}.cocolm.relative_attention_bias.weight" for part in ("main", "auxiliary")}
 
     @pytest.mark.parametrize("size", [0.5, 1])
-    def test_electras_auxiliary(self, tokenizer, size):
-        """Narrow, of the main model's depth: an ELECTRA generator on the wide embeddings; the main model is as ever."""
+    def test_electras_auxiliary_has_the_depth_of_the_main_model(self, tokenizer, size):
+        """A narrow one is an ELECTRA generator on the wide embeddings; the main model is unchanged."""
         terms, gradients, _, model = outcome(tokenizer, (1.0, CLM), SCL, size=size, layers=None)
         assert isinstance(model.auxiliary.config, ElectraConfig) == (size < 1)
         assert model.auxiliary.config.hidden_size == size * model.config.hidden_size
@@ -253,19 +257,19 @@ class TestSwitches:
         assert shapes == {n: p.shape for n, p in other if not n.startswith("auxiliary.")}
         assert all(gradient.isfinite().all() for gradient in gradients.values())
 
-    def test_random_replacements(self, tokenizer, full):
-        """Uniform over the vocabulary; the auxiliary model learns what it did."""
+    def test_random_replacements_are_uniform(self, tokenizer, full):
+        """Over the vocabulary; the auxiliary model is trained as before."""
         terms, gradients, ids, model = outcome(tokenizer, (1.0, CLM), SCL, replacements="random")
-        assert not ids.equal(full[2]) and {"mlm_loss", "generator_accuracy"}.isdisjoint(changed(terms, full[0]))
-        own = [n for n in gradients if n.startswith("auxiliary.")]
-        assert own and all(torch.equal(gradients[n], full[1][n]) for n in own)
+        assert not ids.equal(full[2]) and {"mlm_loss", "generator_accuracy"}.isdisjoint(changed_terms(terms, full[0]))
+        auxiliary_names = [n for n in gradients if n.startswith("auxiliary.")]
+        assert auxiliary_names and all(torch.equal(gradients[n], full[1][n]) for n in auxiliary_names)
         inputs = batch(tokenizer, rows=[{"input_ids": [2, *[9] * 37, 3], "draw": draw} for draw in range(300)], crop=None)
-        ids, _ = corrupted(model, inputs)
+        ids, _ = corrupt(model, inputs)
         drawn = ids[inputs["mlm_labels"] != -100]
         assert len(drawn.unique()) == 120 and abs(drawn.double().mean() - 59.5) < 2
 
-    def test_frozen_auxiliary(self, tokenizer, full, tmp_path):
-        """What it replaces is what it learned, for ever: it has no gradient, no dropout, and embeddings of its own."""
+    def test_frozen_auxiliary_is_not_trained(self, tokenizer, full, tmp_path):
+        """Its samples never change: it has no gradient, no dropout, and its own embeddings."""
         export_stock(full[3], tokenizer, tmp_path / "before")
         set_seed(5)
         config = AutoConfig.for_model("cocolm", **TINY_CONFIGS["cocolm"], hidden_dropout_prob=0.5)
@@ -276,33 +280,33 @@ class TestSwitches:
         model.train()
         terms = COCO_LM(model(**inputs), inputs)
         terms["loss"].backward()
-        moved = {n for n, p in model.named_parameters() if p.grad is not None}
-        assert moved and not any(n.startswith("auxiliary.") for n in moved)
+        trained = {n for n, p in model.named_parameters() if p.grad is not None}
+        assert trained and not any(n.startswith("auxiliary.") for n in trained)
         assert {n for n, p in model.named_parameters() if not p.requires_grad} == {
             n for n, _ in model.named_parameters() if n.startswith("auxiliary.")
         }
         with torch.no_grad():
             for parameter in model.main.parameters():
                 parameter.add_(1.0)
-        ids, output = corrupted(model, inputs)
+        ids, output = corrupt(model, inputs)
         assert ids.equal(full[2]) and output.mlm_loss / (inputs["mlm_labels"] != -100).sum() == pytest.approx(
             full[0]["mlm_loss"]
         )
 
-    def test_crop_fraction(self, tokenizer, full):
+    def test_crop_fraction_changes_only_the_contrastive_loss(self, tokenizer, full):
         terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), SCL, crop=0.5)
-        assert ids.equal(full[2]) and changed(terms, full[0]) == SCL_TERMS
+        assert ids.equal(full[2]) and changed_terms(terms, full[0]) == SCL_TERMS
 
-    def test_temperature(self, tokenizer, full):
+    def test_temperature_changes_only_the_contrastive_loss(self, tokenizer, full):
         terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), (1.0, SequenceContrastive(0.5)))
-        assert ids.equal(full[2]) and changed(terms, full[0]) == {"loss", "scl_loss"}
+        assert ids.equal(full[2]) and changed_terms(terms, full[0]) == {"loss", "scl_loss"}
 
-    def test_projection(self, tokenizer, full):
-        """The two vectors of a text go through a head of their own, which learns; nothing else sees it."""
+    def test_projection_changes_only_the_contrastive_loss(self, tokenizer, full):
+        """Both vectors of a text pass through a trained head of their own."""
         terms, gradients, ids, model = outcome(tokenizer, (1.0, CLM), SCL, scl_projection="mlp")
-        assert ids.equal(full[2]) and changed(terms, full[0]) == SCL_TERMS
-        own = {f"scl_head.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")}
-        assert gradients.keys() - full[1].keys() == own and all(gradients[name].any() for name in own)
+        assert ids.equal(full[2]) and changed_terms(terms, full[0]) == SCL_TERMS
+        head_names = {f"scl_head.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")}
+        assert gradients.keys() - full[1].keys() == head_names and all(gradients[name].any() for name in head_names)
         inputs = batch(tokenizer)
         with torch.no_grad():
             for parameter in model.scl_head.parameters():
@@ -317,10 +321,10 @@ class TestSwitches:
             composite(scl_projection="linear")
 
 
-def test_export_and_back(tokenizer, tmp_path):
+def test_export_loads_as_stock_classes_and_again(tokenizer, tmp_path):
     model, inputs = composite().eval(), batch(tokenizer)
     export_stock(model, tokenizer, tmp_path / "out")
-    ids, output = corrupted(model, inputs)
+    ids, output = corrupt(model, inputs)
     stock = {}
     for name, auto in (
         ("", AutoModelForSequenceClassification),
@@ -351,8 +355,9 @@ def test_export_and_back(tokenizer, tmp_path):
         torch.testing.assert_close(again[name], model(**inputs)[name], rtol=1e-6, atol=1e-6)
 
 
-def test_an_electra_that_corrects_tokens_is_loaded_as_one(tokenizer, tmp_path):
-    """ELECTRA has a stock class for replaced tokens only: its body goes to `discriminator`, and the heads beside it."""
+def test_electra_with_corrective_lm_round_trips(tokenizer, tmp_path):
+    """ELECTRA has a stock class only for replaced tokens: its body is exported to `discriminator`, with the heads
+    beside it."""
     set_seed(0)
     config = AutoConfig.for_model("electra", **{**TINY_CONFIGS["electra"], "embedding_size": 16})
     model = GeneratorDiscriminator.from_config(config, generator_config(config, 1, 1), 1.0, heads="clm").eval()
@@ -372,7 +377,7 @@ def test_an_electra_that_corrects_tokens_is_loaded_as_one(tokenizer, tmp_path):
     ],
     ids=lambda options: options["heads"],
 )
-def test_it_is_loaded_as_what_it_was(tokenizer, tmp_path, options):
+def test_options_are_saved_and_loaded(tokenizer, tmp_path, options):
     export_stock(composite(**options), tokenizer, tmp_path / "out")
     again = load_exported(tmp_path / "out", id2label=LABELS)
     found = {"heads": "rtd" if again.clm_heads is None else "clm"}
@@ -385,11 +390,11 @@ def test_it_is_loaded_as_what_it_was(tokenizer, tmp_path, options):
         load_exported(tmp_path / "out", id2label=LABELS)
 
 
-def test_a_frozen_auxiliary_model_may_have_another_width(tokenizer, tmp_path):
-    """It shares nothing but the vocabulary."""
+def test_frozen_auxiliary_may_have_another_width(tokenizer, tmp_path):
+    """It shares only the vocabulary."""
     for size, message in ((120, None), (90, "predicts 90 tokens, and the main model has 120")):
-        own = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"] | {"hidden_size": 12, "vocab_size": size})
-        AutoModelForMaskedLM.from_config(own).save_pretrained(tmp_path / str(size))
+        auxiliary_config = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"] | {"hidden_size": 12, "vocab_size": size})
+        AutoModelForMaskedLM.from_config(auxiliary_config).save_pretrained(tmp_path / str(size))
         config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
         assert config.embedding_size != 12 and config.vocab_size == 120
         if message is None:
@@ -402,8 +407,8 @@ def test_a_frozen_auxiliary_model_may_have_another_width(tokenizer, tmp_path):
                 GeneratorDiscriminator.from_config(config, str(tmp_path / str(size)), frozen=True)
 
 
-def test_a_frozen_auxiliary_model_stays_frozen(tokenizer, tmp_path):
-    """And keeps the embeddings that it had."""
+def test_frozen_auxiliary_is_loaded_frozen(tokenizer, tmp_path):
+    """It keeps its own embeddings."""
     model, inputs = composite(frozen=True).eval(), batch(tokenizer)
     export_stock(model, tokenizer, tmp_path / "out")
     again = load_exported(tmp_path / "out", id2label=LABELS).eval()
@@ -413,7 +418,7 @@ def test_a_frozen_auxiliary_model_stays_frozen(tokenizer, tmp_path):
     torch.testing.assert_close(again(**inputs).mlm_loss, model(**inputs).mlm_loss)
 
 
-def test_a_model_without_a_task_is_the_masked_lm(tokenizer, tmp_path, caplog):
+def test_export_without_a_classifier_is_the_masked_lm(tokenizer, tmp_path, caplog):
     model, inputs = composite().eval(), batch(tokenizer)
     export_stock(model, tokenizer, tmp_path / "out", classifier=False)
     assert isinstance(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), CocoLmForMaskedLM)
@@ -429,7 +434,7 @@ def test_a_model_without_a_task_is_the_masked_lm(tokenizer, tmp_path, caplog):
     assert "has no heads for corrective language modelling" in caplog.text
 
 
-def test_what_does_not_fit(tokenizer):
+def test_invalid_composites_are_refused(tokenizer):
     electra = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
     with pytest.raises(ModelError, match="those of this electra body have 16 and 8 dimensions"):
         GeneratorDiscriminator.from_config(electra, electra, heads="clm")

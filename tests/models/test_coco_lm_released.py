@@ -1,4 +1,5 @@
-"""Checkpoints in the layout of the released COCO-LM: hidden states of the published code, and nothing lost in silence."""
+"""Checkpoints in the layout of the released COCO-LM: hidden states equal the published code, and dropped weights are
+named."""
 
 import json
 import math
@@ -38,7 +39,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def changed(folder, tmp_path):
-    """A function that writes a released folder with some weights and config values of its own."""
+    """A function that writes a released folder with these weights and config values."""
 
     def make(state=None, **values):
         path = write(tmp_path / "changed", weights(shapes(CONFIG)) if state is None else state, {**CONFIG, **values})
@@ -50,7 +51,7 @@ def changed(folder, tmp_path):
 
 
 def transcription(state, config, input_ids, attention_mask):
-    """The last hidden states, from weights under their released names; float64."""
+    """Return the last hidden states, computed in float64 from weights under their released names."""
     w = {name.removeprefix("cocolm."): value.double() for name, value in state.items()}
     heads, width, length = config["num_attention_heads"], config["hidden_size"], input_ids.shape[1]
 
@@ -68,7 +69,7 @@ def transcription(state, config, input_ids, attention_mask):
             size = min(half - 1, exact + math.ceil(steps))
         return size if n > 0 else -size
 
-    # Counted from the smallest that a text of full length has.
+    # Counted from the smallest bucket of a text of full length.
     smallest = bucket(1 - config["max_position_embeddings"])
     buckets = torch.tensor([[bucket(key - query) - smallest for key in range(length)] for query in range(length)])
     bias = w["relative_attention_bias.weight"][buckets].permute(2, 0, 1)
@@ -97,8 +98,9 @@ def test_hidden_states_equal_a_plain_transcription(folder, attention):
 
 
 @pytest.mark.parametrize("positions", [1, 2, 3, 6, 11, 12, 13, 64])
-def test_any_number_of_positions(changed, positions):
-    """Rows of the bucket table are theirs minus the smallest, which a model of few positions has short of the last."""
+def test_hidden_states_for_any_number_of_positions(changed, positions):
+    """Rows of the bucket table are shifted by the smallest bucket, which models of few positions reach before the last
+    one."""
     config = {**CONFIG, "max_position_embeddings": positions}
     state, inputs = weights(shapes(config)), batch(60, (positions, max(1, positions // 2)), positions)
     model = load_released(changed(state, max_position_embeddings=positions)).model.double()
@@ -106,31 +108,31 @@ def test_any_number_of_positions(changed, positions):
     torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_hidden_states_of_the_published_code(folder):
-    """Recorded from github.com/microsoft/COCO-LM at 787d7d0, folder huggingface, in float32; the fourth is of padding."""
+def test_hidden_states_equal_the_published_code(folder):
+    """Recorded from github.com/microsoft/COCO-LM at 787d7d0, folder huggingface, in float32; the fourth is a padding
+    position."""
     hidden = load_released(folder).model(**batch(60, (9, 5, 40), 40)).last_hidden_state
-    for (text, place), expected in {
+    for (text, position), expected in {
         (0, 0): [-0.448476, -0.55578, 0.427197, -0.560026],
         (0, 8): [0.011324, -0.280319, 0.078577, 0.164294],
         (1, 4): [-0.52884, 0.547295, -1.166324, 1.427769],
         (1, 20): [-1.372385, 0.032866, 0.033669, 0.936235],
         (2, 39): [0.010946, -0.063971, 1.011528, -1.020752],
     }.items():
-        torch.testing.assert_close(hidden[text, place, :4], torch.tensor(expected), rtol=0, atol=1e-5)
+        torch.testing.assert_close(hidden[text, position, :4], torch.tensor(expected), rtol=0, atol=1e-5)
 
 
-def test_config_and_tokenizer(folder):
+def test_config_and_tokenizer_are_converted(folder):
     model, tokenizer, left_out = load_released(folder)
     config = model.config
     assert (config.relative_attention_mode, config.relative_attention_num_buckets) == ("signed", 8)
     assert (config.relative_attention_max_distance, config.layer_norm_eps, config.type_vocab_size) == (12, 1e-5, 0)
     assert config.pad_token_id == tokenizer.pad_token_id == 1 and tokenizer.model_max_length == 40
-    assert config.hidden_dropout_prob == 0.1 and config.hidden_act == "gelu"  # Not in the file.
+    assert config.hidden_dropout_prob == 0.1 and config.hidden_act == "gelu"  # Not in the config file.
     assert model.pooler is None and not config.copy_head and left_out == []
 
 
-def test_heads(changed):
-    """The LM and copy heads are kept, and what our model has no place for is named."""
+def test_heads_are_converted_and_left_out_weights_named(changed):
     names = shapes(CONFIG)
     state = weights({**names, **HEADS, **CONTRASTIVE})
     state["lm_head.decoder.weight"] = state["cocolm.embeddings.word_embeddings.weight"].clone()
@@ -146,7 +148,7 @@ def test_heads(changed):
     torch.testing.assert_close(output.copy_logits, copy)
 
 
-def test_some_heads(changed):
+def test_checkpoints_may_lack_heads(changed):
     state = weights({**shapes(CONFIG), **HEADS})
     del state["binary_head.out_proj.bias"]
     model = load_released(changed(state)).model
@@ -158,7 +160,7 @@ def test_some_heads(changed):
     assert type(load_released(changed(state)).model) is CocoLmModel
 
 
-def test_other_layouts(changed):
+def test_variants_of_the_layout_are_converted(changed):
     """Half precision, more positions than the config has, no relative positions, and token types."""
     name, inputs = "cocolm.embeddings.position_embeddings.weight", batch(60, (9, 5), 9)
     state = weights(shapes(CONFIG))
@@ -175,7 +177,7 @@ def test_other_layouts(changed):
 
 
 class Danger:
-    """Unpickling it makes a folder."""
+    """Unpickling it creates a folder."""
 
     def __init__(self, path):
         self.path = path
@@ -186,7 +188,8 @@ class Danger:
 
 class TestErrors:
     def edited(self, **changes):
-        """Weights without, or with others for, these keys; the dots of a name written as double underscores."""
+        """Return weights without these keys, or with other values for them; dots in names are written as double
+        underscores."""
         state = weights(shapes(CONFIG))
         for name, value in changes.items():
             state.pop(name := f"cocolm.{name.replace('__', '.')}", None)
@@ -205,11 +208,11 @@ class TestErrors:
             ({"embeddings__position_embeddings__weight": torch.ones(39, 16)}, r"\(39, 16\) instead of \(40, 16\)"),
         ],
     )
-    def test_weights(self, changed, changes, message):
+    def test_invalid_weights_are_refused(self, changed, changes, message):
         with pytest.raises(ModelError, match=message):
             load_released(changed(self.edited(**changes)))
 
-    def test_many_weights(self, changed):
+    def test_many_missing_weights_are_abbreviated(self, changed):
         with pytest.raises(ModelError, match=r"missing: cocolm\S+, cocolm\S+, cocolm\S+ and 9 more\. Do both"):
             load_released(changed(num_hidden_layers=3))
 
@@ -224,12 +227,12 @@ class TestErrors:
             ({"rel_pos_bins": None}, "config.json cannot be used"),
         ],
     )
-    def test_config(self, changed, values, message):
+    def test_invalid_config_is_refused(self, changed, values, message):
         with pytest.raises(ModelError, match=message):
             load_released(changed(**values))
 
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "config.json", "sp.model", "dict.txt"])
-    def test_a_missing_or_damaged_file(self, changed, name):
+    def test_missing_or_damaged_file_is_refused(self, changed, name):
         path = changed()
         (path / name).write_bytes((path / name).read_bytes()[:100] + b"\xff\xff x\n")
         with pytest.raises(ModelError, match=name):
@@ -243,11 +246,11 @@ class TestErrors:
             load_released(changed({"cocolm.danger": Danger(tmp_path / "danger")}))
         assert not (tmp_path / "danger").exists()
 
-    def test_not_named_tensors(self, changed):
+    def test_other_objects_than_named_tensors_are_refused(self, changed):
         with pytest.raises(ModelError, match="must contain tensors by name; found list"):
             load_released(changed([torch.ones(2)]))
 
-    def test_the_released_folder_is_not_replaced(self, changed):
+    def test_released_folder_is_not_overwritten(self, changed):
         path = changed()
         with pytest.raises(HfTlmError, match="Choose another output folder"):
             convert_released(path, path / ".." / "changed")
@@ -257,7 +260,7 @@ class TestErrors:
 
 
 @pytest.mark.slow
-def test_the_recipe_writes_a_folder_that_auto_classes_load(changed, tmp_path, monkeypatch, capsys):
+def test_recipe_writes_a_folder_that_auto_classes_load(changed, tmp_path, monkeypatch, capsys):
     source, out = changed(weights({**shapes(CONFIG), **HEADS, **CONTRASTIVE})), tmp_path / "converted"
     command = ["publish.py", "--legacy_checkpoint", str(source), "--output_dir", str(out)]
     monkeypatch.setattr(sys, "argv", command)
@@ -272,11 +275,11 @@ def test_the_recipe_writes_a_folder_that_auto_classes_load(changed, tmp_path, mo
     released, inputs = load_released(source), batch(60, (9, 5), 9)
     ids = released.tokenizer(TEXT)["input_ids"]
     hidden = released.model.base_model(**inputs).last_hidden_state
-    # Here, where hf_tlm is imported, with no code of the folder.
+    # In this process, which imports hf_tlm, without the folder's code.
     tokenizer, body = AutoTokenizer.from_pretrained(out), AutoModel.from_pretrained(out)
     assert type(tokenizer) is CocoLmTokenizer and tokenizer(TEXT)["input_ids"] == ids
     assert torch.equal(body(**inputs).last_hidden_state, hidden)
-    # In a process without it, with the folder's code; and saved again from there.
+    # In a process without hf_tlm, with the folder's code; and saved again from there.
     torch.save((inputs, hidden), tmp_path / "expected.pt")
     program = (
         "import json, sys, torch, transformers\n"

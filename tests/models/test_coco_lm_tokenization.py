@@ -1,5 +1,8 @@
-"""The released checkpoints' tokenizer. Its ids were compared with those of the code published with them, on 5,000 lines and
-20,000 random texts; what that code does is written out here."""
+"""The released checkpoints' tokenizer.
+
+Its ids were compared with those of the code published with them, on 5,000 lines and 20,000 random texts; what that code
+does is written out here.
+"""
 
 import pickle
 
@@ -45,7 +48,7 @@ def released(folder):
     ],
 )
 def test_split_words(text, expected):
-    """The published code's output for these texts."""
+    """The expected output is that of the published code."""
     assert split_words(text) == expected
 
 
@@ -64,8 +67,9 @@ def test_drop_spaces(pieces, expected):
 
 
 class TestDictionary:
-    def test_ids(self, tmp_path):
-        """A symbol keeps its first place; special tokens go by either name; a count may be missing, spaces are allowed."""
+    def test_ids_of_the_dictionary(self, tmp_path):
+        """A repeated symbol keeps its first id; special tokens may have either name; counts may be missing, and symbols
+        have spaces."""
         lines = "<unk> 4\n[CLS] 3\n▁the 7\na b 7\nalone\n▁the 6\n<pad> 1\n▁of 2\n"
         (tmp_path / "dict.txt").write_text(lines, encoding="utf-8")
         symbols = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "▁the", "a b", "alone", "▁of"]
@@ -73,18 +77,18 @@ class TestDictionary:
         (tmp_path / "dict.txt").write_text("<mask> 0\n" + lines, encoding="utf-8")
         assert read_dictionary(tmp_path / "dict.txt") == [*symbols[:4], "[MASK]", *symbols[4:]]
 
-    def test_another_file(self, tmp_path):
+    def test_invalid_dictionary_is_refused(self, tmp_path):
         (tmp_path / "dict.txt").write_text("▁the 7\n▁of seven\n", encoding="utf-8")
         with pytest.raises(ValueError, match="Line 2 of .* a symbol, a space and a count; found '▁of seven'"):
             read_dictionary(tmp_path / "dict.txt")
 
 
 class TestTokenizer:
-    def test_ids_are_the_dictionarys(self, released):
+    def test_token_ids_follow_the_dictionary(self, released):
         lines = open(released.dict_file, encoding="utf-8").read().splitlines()
-        place = {line.split(" ")[0]: number for number, line in enumerate(lines, start=4)}
+        token_ids = {line.split(" ")[0]: number for number, line in enumerate(lines, start=4)}
         pieces = released.pieces.encode("The enzyme 's model , it 'll see", out_type=str)
-        expected = [place.get(piece, 3) for piece in drop_spaces(pieces)]
+        expected = [token_ids.get(piece, 3) for piece in drop_spaces(pieces)]
         assert released(TEXT)["input_ids"] == [0, *expected, 2]
         assert 3 not in expected[4:] and len(set(expected)) > 5
         assert len(released) == released.vocab_size == len(lines) + 5 and released.mask_token_id == len(lines) + 4
@@ -105,7 +109,7 @@ class TestTokenizer:
     def test_pairs_and_truncation(self, released):
         first, second = (released.encode(text, add_special_tokens=False) for text in (TEXT, "the gene model"))
         assert released(TEXT, "the gene model")["input_ids"] == [0, *first, 2, 2, *second, 2]
-        # The longer of the two loses its last token, the second one if they are equally long.
+        # The longer of the two loses its last token, or the second one where they are equally long.
         keep = len(second) - 1
         short = released(TEXT, "the gene model", truncation=True, max_length=2 * keep + 5)["input_ids"]
         assert len(first) > len(second) and short == [0, *first[: keep + 1], 2, 2, *second[:keep], 2]
@@ -118,23 +122,23 @@ class TestTokenizer:
         assert released.decode(ids, skip_special_tokens=True) == "the enzyme, it's"
         assert released.decode(ids).startswith("[CLS] the")
 
-    def test_saved_and_pickled(self, released, tmp_path):
+    def test_saved_and_pickled_tokenizers_are_equal(self, released, tmp_path):
         released.save_pretrained(tmp_path)
         for again in (CocoLmTokenizer.from_pretrained(tmp_path), pickle.loads(pickle.dumps(released))):
             assert again(TEXT, "see")["input_ids"] == released(TEXT, "see")["input_ids"]
             assert again.get_vocab() == released.get_vocab() and again.model_max_length == 40
         again = CocoLmTokenizer.from_pretrained(tmp_path)
         again.add_tokens("<extra>")
-        again.save_pretrained(tmp_path)  # Over its own files.
+        again.save_pretrained(tmp_path)  # Overwrites its own files.
         again = CocoLmTokenizer.from_pretrained(tmp_path)
         assert again("<extra>")["input_ids"] == [0, len(released), 2] and len(again) == len(released) + 1
 
-    def test_not_a_sentencepiece_model(self, folder):
+    def test_invalid_sentencepiece_model_is_refused(self, folder):
         with pytest.raises(ValueError, match="dict.txt is not a sentencepiece model"):
             CocoLmTokenizer(folder / "dict.txt", folder / "dict.txt")
 
 
-def test_another_tokenizer_of_this_type_of_model_stays_what_it_is(tokenizer, tmp_path):
+def test_other_tokenizer_class_of_a_coco_lm_model_is_kept(tokenizer, tmp_path):
     CocoLmConfig().save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     assert type(AutoTokenizer.from_pretrained(tmp_path)) is type(tokenizer) is BertTokenizer

@@ -1,4 +1,4 @@
-"""Attention in training on CPUs: the outputs and gradients of transformers', by blocks or not, with dropout and without."""
+"""Attention in training on CPUs: outputs and gradients of transformers, in blocks or not, with and without dropout."""
 
 import copy
 
@@ -19,7 +19,7 @@ from hf_tlm.models.base import packed_attention_mask
 from hf_tlm.models.cpu_kernels import ATTENTION, RotaryAttention, attention, use_cpu_kernels
 from support.toys import TINY_CONFIGS
 
-SELF = nn.Module()  # A self-attention, as far as its function looks at it.
+SELF = nn.Module()  # A self-attention with the attributes that the function reads.
 SELF.is_causal = False
 SELF.config = ModernBertConfig(local_attention=4)
 WINDOW = 2
@@ -36,12 +36,13 @@ def mask_of(kind: str, texts: int, heads: int, length: int) -> torch.Tensor | No
 
 
 def noise_like(like: torch.Tensor, p: float) -> torch.Tensor:
-    """What can be had twice: known numbers in place of random ones."""
+    """Return fixed numbers in place of random ones, so that they can be repeated."""
     return (torch.arange(like.numel(), dtype=like.dtype).view(like.shape) % 3) / 2 + p
 
 
 def transcription(query, key, value, mask, noise, scaling):
-    """softmax(scaling x Q K^T + mask) * noise V, one after the other, 0 where nothing is seen; float [R, S, heads, D]."""
+    """Return softmax(scaling x Q K^T + mask) * noise V in plain steps, 0 where nothing is visible; float [R, S, heads,
+    D]."""
     scores = torch.einsum("rhid,rhjd->rhij", query, key) * scaling
     if mask is not None:
         scores = scores.masked_fill(~mask, -1e100) if mask.dtype == torch.bool else scores + mask
@@ -54,8 +55,8 @@ def transcription(query, key, value, mask, noise, scaling):
 
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
 @pytest.mark.parametrize("kind", ["bool", "added", "bias", "none"])
-def test_against_a_transcription(kind, dropout, monkeypatch):
-    """The output and every gradient, a mask's own too, which COCO-LM's relative positions are."""
+def test_attention_equals_a_plain_transcription(kind, dropout, monkeypatch):
+    """The output and every gradient, including that of a mask, as COCO-LM's relative positions are."""
     monkeypatch.setattr(module, "dropout_noise", noise_like)
     torch.manual_seed(0)
     inputs = [torch.randn(3, 2, 6, size, dtype=torch.float64, requires_grad=True) for size in (4, 4, 5)]
@@ -74,9 +75,10 @@ def test_against_a_transcription(kind, dropout, monkeypatch):
 
 
 def banded(texts: int, length: int) -> torch.Tensor:
-    """As `sdpa_mask` makes it of a sliding window: near tokens, no padding (the second text's last, most of the third)."""
-    place = torch.arange(length)
-    near = (place[:, None] - place).abs() <= WINDOW
+    """Return the mask of a sliding window from `sdpa_mask`, with padding at the end of the second text and most of the
+    third."""
+    positions = torch.arange(length)
+    near = (positions[:, None] - positions).abs() <= WINDOW
     real = torch.ones(texts, 1, 1, length, dtype=torch.bool)
     real[1, ..., -3:] = False
     real[2, ..., 4:] = False
@@ -85,8 +87,8 @@ def banded(texts: int, length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("length", [23, 24, 25, 28, 31])
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
-def test_by_blocks_where_no_others_are_seen(length, dropout, monkeypatch):
-    """Lengths below and above the one from which it pays, and with a last block of any size."""
+def test_sliding_window_is_computed_in_blocks(length, dropout, monkeypatch):
+    """For lengths below and above the one from which blocks pay off, and with a last block of any size."""
     monkeypatch.setattr(module, "dropout_noise", lambda like, p: torch.full_like(like, 1.25))
     products = []
     bmm = torch.bmm
@@ -107,7 +109,7 @@ def test_by_blocks_where_no_others_are_seen(length, dropout, monkeypatch):
 
 
 @pytest.mark.parametrize("mask", ["none", "added"])
-def test_not_by_blocks_without_a_mask_that_says_what_is_seen(mask):
+def test_blocks_need_a_boolean_mask(mask):
     torch.manual_seed(0)
     inputs = [torch.randn(1, 1, 40, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     given = mask_of(mask, 1, 1, 40)
@@ -117,8 +119,8 @@ def test_not_by_blocks_without_a_mask_that_says_what_is_seen(mask):
 
 @pytest.mark.parametrize("shape", [(6, 9), (3, 1, 1, 9), (3, 2, 6, 9)])
 @pytest.mark.parametrize("kind", ["bool", "added"])
-def test_any_mask_and_other_keys_than_queries(kind, shape):
-    """Of any shape that spreads to the scores', as torch takes it."""
+def test_masks_that_broadcast_and_other_numbers_of_keys(kind, shape):
+    """Masks of any shape that broadcasts to the scores', as in torch."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(3, 2, size, 4, dtype=torch.float64, requires_grad=True) for size in (6, 9, 9))
     mask = torch.rand(shape) > 0.4 if kind == "bool" else torch.randn(shape, dtype=torch.float64)
@@ -137,8 +139,9 @@ def by_products(output: torch.Tensor) -> bool:
     return type(output.grad_fn).__name__ == "_AttentionBackward"
 
 
-def test_who_attends(monkeypatch):
-    """Long rows without dropout and causal layers are torch's; under autocast outputs have its type, gradients theirs."""
+def test_implementation_of_attention_is_chosen(monkeypatch):
+    """Long rows without dropout and causal layers use torch's; under autocast outputs have its dtype, gradients the
+    inputs'."""
     inputs = [torch.randn(1, 1, 6, 4, requires_grad=True) for _ in range(3)]
     with torch.autocast("cpu", torch.bfloat16):
         output, _ = attention(SELF, *inputs, None)
@@ -153,14 +156,14 @@ def test_who_attends(monkeypatch):
     assert not by_products(output)
 
 
-def test_weights_are_dropped_and_padding_that_sees_nothing_is_finite():
+def test_attention_weights_are_dropped_and_empty_rows_are_zero():
     torch.manual_seed(0)
     query, key = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8)
     value = torch.eye(4).reshape(1, 1, 4, 4)
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     mask[..., 3, :] = False
     means = sum(attention(SELF, query, key, value, mask, dropout=0.5)[0] for _ in range(2000)) / 2000
-    # Every weight is a quarter, and each is dropped half of the time: 0 or a half.
+    # Every weight is a quarter and is dropped half of the time: 0 or a half.
     one = attention(SELF, query, key, value, mask, dropout=0.5)[0]
     assert set(one.unique().tolist()) == {0.0, 0.5}
     expected = torch.full((1, 4, 1, 4), 0.25)
@@ -172,8 +175,8 @@ def modernbert(length: int) -> ModernBertConfig:
     return AutoConfig.for_model("modernbert", **{**TINY_CONFIGS["modernbert"], "max_position_embeddings": length})
 
 
-def minded(model: nn.Module) -> nn.Module:
-    """With weights so large that attention is not spread evenly."""
+def with_large_weights(model: nn.Module) -> nn.Module:
+    """Scale the weights up so that attention is not nearly uniform."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -185,11 +188,11 @@ def minded(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("length", [20, 60])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_modernbert_has_the_gradients_of_the_stock_class(dtype, length, layout, modernbert_in_float64, monkeypatch):
-    """In padded rows, and packed ones, whose positions begin again; float64 to rounding, bf16 as autocast has it."""
+    """In padded rows and in packed ones, whose positions restart; exact in float64, and close in bf16 with autocast."""
     torch.manual_seed(0)
     config = modernbert(length)
-    monkeypatch.setattr(module, "ROTATED_ELEMENTS", 3 * config.hidden_size * length)  # Of four texts three and then one.
-    model = minded(TlmModel.from_config(copy.deepcopy(config)))
+    monkeypatch.setattr(module, "ROTATED_ELEMENTS", 3 * config.hidden_size * length)  # First three texts, then one.
+    model = with_large_weights(TlmModel.from_config(copy.deepcopy(config)))
     stock = AutoModelForSequenceClassification.from_config(config)
     stock.load_state_dict({name: value for name, value in model.state_dict().items() if "mlm_head" not in name})
     rotated = {type(each).__name__ for each in model.modules() if isinstance(each, RotaryAttention)}
@@ -221,8 +224,8 @@ def test_modernbert_has_the_gradients_of_the_stock_class(dtype, length, layout, 
         assert difference < tolerance, (name, difference)
 
 
-def test_dropout_of_a_modernbert_is_that_of_its_config(monkeypatch):
-    """Of attention's weights and of what it gives: the latter a module, of which a hook hears."""
+def test_modernbert_uses_the_dropout_of_its_config(monkeypatch):
+    """For attention weights and attention outputs; the latter is a module, which a hook observes."""
     config = modernbert(40)
     config.attention_dropout = 0.5
     attending = TlmModel.from_config(config).model.layers[0].attn
@@ -237,12 +240,12 @@ def test_dropout_of_a_modernbert_is_that_of_its_config(monkeypatch):
 
 @pytest.mark.parametrize("length", [40, 60])
 @pytest.mark.parametrize("local_attention", [1, 8])
-def test_padding_counts_where_it_is_answered_for(local_attention, length):
-    """A loss over all places of a row, padding too, as stock question answering has it, with rows that see nothing."""
+def test_gradients_with_losses_on_padding_equal_the_stock_class(local_attention, length):
+    """Stock question answering has a loss over all positions, including padding, with rows that see nothing."""
     config = modernbert(60)
     config.local_attention, config.num_labels = local_attention, 2
     stock = AutoModelForQuestionAnswering.from_config(copy.deepcopy(config))
-    ours = copy.deepcopy(minded(stock))
+    ours = copy.deepcopy(with_large_weights(stock))
     use_cpu_kernels(ours)
     ids = torch.randint(5, 90, (3, length))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -254,8 +257,8 @@ def test_padding_counts_where_it_is_answered_for(local_attention, length):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_each_model_of_one_config_has_it():
-    """The first one's attention is written to the config that they share."""
+def test_every_model_of_a_shared_config_uses_the_attention():
+    """The first model's attention is written to the shared config."""
     config = modernbert(40)
     for _ in range(2):
         model = TlmModel.from_config(config)
@@ -265,11 +268,11 @@ def test_each_model_of_one_config_has_it():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [40, 60])
-def test_scored_as_the_stock_class_scores(length, dtype, monkeypatch):
-    """Rows that are not worth blocks to the last bit, so that logits are those of an export; longer ones to rounding."""
+def test_evaluation_equals_the_stock_class(length, dtype, monkeypatch):
+    """Bit for bit in rows too short for blocks, so that logits equal those of an export; up to rounding in longer ones."""
     torch.manual_seed(0)
     config = modernbert(60)
-    model = minded(TlmModel.from_config(copy.deepcopy(config))).eval()
+    model = with_large_weights(TlmModel.from_config(copy.deepcopy(config))).eval()
     stock = AutoModelForSequenceClassification.from_config(config).eval()
     stock.load_state_dict({name: value for name, value in model.state_dict().items() if "mlm_head" not in name})
     rotate, rotated = module._Rotate.apply, []

@@ -1,4 +1,4 @@
-"""Dropout on CPUs: its distribution, gradients and seed; where nothing is dropped no number changes; its rate in a model."""
+"""Dropout on CPUs: its distribution, gradients and seed; models without dropout are unchanged; setting its rate."""
 
 import copy
 
@@ -14,16 +14,16 @@ from support.toys import TINY_CONFIGS
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.997])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_noise(p, dtype):
+def test_noise_has_the_right_distribution(p, dtype):
     torch.manual_seed(0)
     like = torch.empty(401, 999, dtype=dtype)
     noise = dropout_noise(like, p)
     assert noise.shape == like.shape and noise.dtype == dtype
-    # What is kept is multiplied so that the mean is 1 for the share that is really kept.
+    # Kept elements are scaled so that the mean is 1 at the share that is really kept.
     share = round((1 - p) * 2**16) / 2**16
     assert set(noise.unique().tolist()) == {0.0, torch.tensor(1 / share, dtype=dtype).item()}
     kept = (noise != 0).double()
-    # Five standard deviations: of the share that is kept, and of how often neighbours are kept together.
+    # Five standard deviations, for the share that is kept and for pairs of neighbours that are both kept.
     for sample, expected in (
         (kept, 1 - p),
         (kept[:, 1:] * kept[:, :-1], (1 - p) ** 2),
@@ -41,7 +41,7 @@ def test_noise_follows_torchs_generator():
     assert torch.equal(dropout_noise(like, 0.5), first) and torch.equal(dropout_noise(like, 0.5), second)
 
 
-def test_module():
+def test_module_applies_noise_only_in_training():
     module, hidden = Dropout(0.25), torch.randn(64, 32, requires_grad=True)
     dropped = module(hidden)
     dropped.sum().backward()
@@ -52,8 +52,8 @@ def test_module():
 
 
 @pytest.mark.parametrize("model_type", list(TINY_CONFIGS))
-def test_models(model_type):
-    """All of a model's dropout, and nothing but it, is this one; a stock model is left alone."""
+def test_models_use_this_dropout(model_type):
+    """Every dropout module of a model is replaced, and nothing else; a stock model is unchanged."""
     config = AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])
     model = TlmModel.from_config(copy.deepcopy(config))
     assert not [name for name, module in model.named_modules() if type(module) is nn.Dropout]
@@ -73,7 +73,7 @@ FIELDS = (
 ).split()
 
 
-def made_with(model_type, p):
+def model_with_dropout(model_type, p):
     config = AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])
     config.update({name: p for name in FIELDS if hasattr(config, name)})
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def made_with(model_type, p):
 
 
 def sites(model):
-    """Where a model drops: module -> probability, and the numbers that are handed to an attention function."""
+    """Return the dropout probabilities of a model, by module, including those passed to an attention function."""
     found = {name: module.p for name, module in model.named_modules() if isinstance(module, nn.Dropout)}
     return found | {
         f"{name}.attention_dropout": module.attention_dropout
@@ -96,15 +96,17 @@ def logits(model):
 
 
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)
-def test_as_if_made_with_it(model_type):
-    """Every dropout of every family follows one number, as if the model had been made with it."""
-    model, wanted = made_with(model_type, 0.0), made_with(model_type, 0.3)
+def test_set_dropout_equals_creating_the_model_with_it(model_type):
+    """Every dropout of every model family gets the number."""
+    model, wanted = model_with_dropout(model_type, 0.0), model_with_dropout(model_type, 0.3)
     set_dropout(model, 0.3)
     assert sites(model) == sites(wanted) and len(sites(model)) >= 4
     assert all(type(module) is Dropout for module in model.modules() if isinstance(module, nn.Dropout))
-    own = {name: value for name, value in wanted.config.to_dict().items() if "dropout" in name}
-    said = {name: value for name, value in model.config.to_dict().items() if "dropout" in name}
-    assert {name: said[name] for name in FIELDS if name in own} == {name: own[name] for name in FIELDS if name in own}
+    expected = {name: value for name, value in wanted.config.to_dict().items() if "dropout" in name}
+    recorded = {name: value for name, value in model.config.to_dict().items() if "dropout" in name}
+    assert {name: recorded[name] for name in FIELDS if name in expected} == {
+        name: expected[name] for name in FIELDS if name in expected
+    }
     model.train()
     assert not torch.equal(logits(model), logits(model))
     set_dropout(model, 0.0)

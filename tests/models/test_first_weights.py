@@ -1,4 +1,5 @@
-"""First weights do what they claim: heads look at neighbours, outputs are word frequencies, widths are alike."""
+"""Initial weights: heads attend to neighbours, outputs follow word frequencies, and products are equally large at any
+width."""
 
 import math
 
@@ -60,25 +61,25 @@ def model_of(config):
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_heads_begin_at_neighbouring_tokens(name):
-    """Before any training nearly all attention of the first heads is where it is said to be, in texts of 500 tokens."""
+def test_heads_attend_to_neighbouring_tokens(name):
+    """Before training nearly all attention of the first layer's heads is at the stated offsets, in texts of 500 tokens."""
     model = model_of(config_of(name))
     found = start_at_neighbors(model.base_model)
     heads = attention_weights(layers_of(model.base_model)[0], model.config.num_attention_heads).heads
     assert found == list(OFFSETS[:heads])
     ids = torch.randint(5, V, (1, 500), generator=torch.Generator().manual_seed(1))
     attention = model.base_model(ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions[0][0]
-    places = torch.arange(4, 496)
+    positions = torch.arange(4, 496)
     for head, offsets in enumerate(found):
-        there = sum(attention[head, places, places + offset] for offset in offsets)
-        assert there.mean() > 0.75 and there.min() > 0.4, (head, there.mean(), there.min())
-        # Of several offsets all are seen.
-        assert all(attention[head, places, places + offset].mean() > 0.1 for offset in offsets)
+        at_offsets = sum(attention[head, positions, positions + offset] for offset in offsets)
+        assert at_offsets.mean() > 0.75 and at_offsets.min() > 0.4, (head, at_offsets.mean(), at_offsets.min())
+        # With several offsets, each has a part.
+        assert all(attention[head, positions, positions + offset].mean() > 0.1 for offset in offsets)
 
 
 @pytest.mark.parametrize("spectral", [False, True])
-def test_codes_are_as_large_as_what_texts_hold(spectral):
-    """Embeddings that stay random, where types are as large; and a vocabulary of which texts hold a fifth."""
+def test_position_codes_are_scaled_to_the_tokens_of_the_texts(spectral):
+    """With random embeddings, where token types are as large; and with texts that use a fifth of the vocabulary."""
     set_seed(0)
     model = TlmModel.from_config(config_of("bert")).eval()
     seen = np.arange(5, V // 5)
@@ -88,14 +89,14 @@ def test_codes_are_as_large_as_what_texts_hold(spectral):
     start_at_neighbors(model.base_model, seen if spectral else None)
     ids = torch.from_numpy(np.random.default_rng(1).choice(seen, (1, 100)))
     attention = model.base_model(ids, output_attentions=True).attentions[0][0]
-    places = torch.arange(4, 96)
+    positions = torch.arange(4, 96)
     for head, (offset,) in enumerate(OFFSETS[:2]):
-        assert attention[head, places, places + offset].mean() > 0.9
+        assert attention[head, positions, positions + offset].mean() > 0.9
 
 
 @pytest.mark.parametrize("name", ["bert", "electra, wider", "electra, narrower", "albert"])
-def test_such_a_head_writes_what_it_reads(name):
-    """W_o W_v is a projection on as many directions as the head has dimensions, none of them of a position."""
+def test_neighbour_head_copies_what_it_reads(name):
+    """W_o W_v is a projection of the head's rank, without any direction of a position."""
     model = model_of(config_of(name))
     start_at_neighbors(model.base_model)
     weights = attention_weights(layers_of(model.base_model)[0], 4)
@@ -109,7 +110,7 @@ def test_such_a_head_writes_what_it_reads(name):
         assert (product @ codes).abs().max() < 1e-5
 
 
-def test_position_codes_turn_into_their_neighbours():
+def test_rotated_position_codes_equal_their_neighbours():
     codes = position_codes(40, 16)
     np.testing.assert_allclose(codes[5:30] @ rotation((3,), 16).T, codes[8:33], atol=1e-12)
     mean = (codes[3:28] + codes[1:26]) / 2
@@ -118,7 +119,7 @@ def test_position_codes_turn_into_their_neighbours():
     assert [position_dims(size) for size in (8, 128, 200, 768)] == [2, 32, 50, 64]
 
 
-def test_dimensions_of_positions_are_theirs_alone():
+def test_position_dimensions_are_used_only_by_positions():
     model = model_of(config_of("roberta"))
     embeddings = model.base_model.embeddings
     with torch.no_grad():
@@ -129,19 +130,19 @@ def test_dimensions_of_positions_are_theirs_alone():
     assert not embeddings.word_embeddings.weight[:, 96:].any() and not embeddings.token_type_embeddings.weight[:, 96:].any()
     positions = embeddings.position_embeddings.weight
     assert not positions[:, :96].any() and not positions[:1].any(), "RoBERTa counts from pad_token_id + 1"
-    # As large as a token's numbers: one of norm 3 in 96 dimensions.
+    # As large as the numbers of a token with norm 3 in 96 dimensions.
     torch.testing.assert_close(positions[1:].square().mean(), torch.tensor(9 / 96 / 4), rtol=0.02, atol=0)
 
 
-def test_other_positions_have_no_neighbours_to_begin_at():
+def test_models_without_learned_positions_are_refused():
     model = TlmModel.from_config(AutoConfig.for_model("modernbert", **TINY_CONFIGS["modernbert"]))
     with pytest.raises(ModelError, match="learned positions; a modernbert body has other positions"):
         start_at_neighbors(model.base_model)
 
 
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)
-def test_copying_heads(model_type):
-    """All heads of a layer together pass on what they read, and each a part of it."""
+def test_copying_heads_of_a_layer_sum_to_the_identity(model_type):
+    """Together all heads of a layer pass on what they read, and each head a part of it."""
     set_seed(0)
     body = TlmModel.from_config(AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])).base_model
     before = [layer.state_dict() for layer in layers_of(body)]
@@ -160,8 +161,8 @@ def zipf(count, seed=0):
 
 
 @pytest.mark.parametrize("name", [*LEARNED, "modernbert"])
-def test_the_first_loss_is_the_entropy_of_the_frequencies(name):
-    """What a masked LM needs its first hundred steps to learn otherwise."""
+def test_first_loss_is_the_entropy_of_the_frequencies(name):
+    """Otherwise a masked LM needs its first hundred steps to learn them."""
     changes = {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
     if name == "modernbert":
         config = AutoConfig.for_model("modernbert", **COMMON, **SIZE, **changes)
@@ -181,13 +182,13 @@ def test_the_first_loss_is_the_entropy_of_the_frequencies(name):
 
     assert loss() > 7.4
     unigram_bias(model.family.decoder(model.mlm_head), counts, ignore=range(5))
-    # The entropy as far as these few hundred masked tokens show it: the mean over them of what it is the mean of.
+    # The entropy estimated from these few hundred masked tokens: the mean of its terms over them.
     entropy = -np.log((counts + 1) / (counts + 1).sum())[labels[labels != -100].numpy()].mean()
     assert loss() == pytest.approx(entropy, abs=0.05)
     assert torch.equal(model.family.decoder(model.mlm_head).weight, before)
 
 
-def test_counts_and_bias():
+def test_token_counts_set_the_bias():
     counts = token_counts([[1, 2, 2], [], [2, 4]], 6)
     assert counts.tolist() == [0, 1, 3, 0, 1, 0]
     decoder = nn.Linear(3, 6)
@@ -200,8 +201,8 @@ def test_counts_and_bias():
 
 
 @pytest.mark.parametrize("name", ["bert", "electra, wider", "electra, narrower"])
-def test_a_transform_near_the_identity(name):
-    """What the head hands to the output embedding is nearly the embedding that a hidden state began with."""
+def test_transform_is_near_the_identity(name):
+    """The head passes nearly the original embedding of a hidden state to the output embedding."""
     model = model_of(config_of(name))
     carried = embedding_map_of(model.base_model)
     if name != "bert":
@@ -211,12 +212,12 @@ def test_a_transform_near_the_identity(name):
     near_identity(dense, carried)
     vectors = torch.randn(50, carried.shape[1])
     back = model.family.transform(model.mlm_head, vectors @ carried.T)
-    likeness = nn.functional.cosine_similarity(back, vectors, dim=1).mean()
-    assert likeness > (0.65 if name.endswith("narrower") else 0.85)
+    similarity = nn.functional.cosine_similarity(back, vectors, dim=1).mean()
+    assert similarity > (0.65 if name.endswith("narrower") else 0.85)
 
 
 @pytest.mark.parametrize("width", [64, 768, 1024])
-def test_products_are_as_large_at_any_width(width):
+def test_products_are_equally_large_at_any_width(width):
     config = AutoConfig.for_model(
         "bert", hidden_size=width, num_hidden_layers=1, num_attention_heads=4, vocab_size=50, intermediate_size=width
     )

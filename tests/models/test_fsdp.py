@@ -1,4 +1,5 @@
-"""FSDP2 on two CPU processes, for every family: the same gradients as without, tied weights and unused heads included."""
+"""FSDP2 on two CPU processes, for every family: equal gradients without sharding, also for tied weights and unused
+heads."""
 
 import socket
 from copy import deepcopy
@@ -17,7 +18,7 @@ PROCESSES = 2
 
 
 def loss_of(model, rank, step):
-    """A loss of both heads, of the masked-LM head alone, or of the classifier alone, on each process's own texts."""
+    """Return a loss of both heads, of the masked-LM head, or of the classifier, on each process's own texts."""
     generator = torch.Generator().manual_seed(10 * step + rank)
     input_ids = torch.randint(5, 120, (3, 10), generator=generator)
     mlm_labels = torch.full_like(input_ids, -100)
@@ -31,7 +32,7 @@ def loss_of(model, rank, step):
 
 
 def shard(model):
-    """By accelerate's own function, as `recipes/configs/accelerate/fsdp.yaml` sets it."""
+    """Shard with accelerate's own function, with the settings of `recipes/configs/accelerate/fsdp.yaml`."""
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
@@ -86,7 +87,7 @@ def work(rank, port, results):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_gradients_of_sharded_models():
+def test_sharded_models_have_equal_gradients():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -95,6 +96,6 @@ def test_gradients_of_sharded_models():
     assert {results.get() for _ in range(PROCESSES)} == set(range(PROCESSES))
 
 
-def test_a_model_that_is_not_sharded_is_itself():
+def test_gather_fsdp_returns_an_unsharded_model_itself():
     model = TlmModel.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))
     assert gather_fsdp(model) is model

@@ -46,15 +46,15 @@ def batch(tokenizer, row_length=None, rows=None, probability=0.3):
 
 
 @pytest.mark.parametrize("row_length", [None, 36])
-def test_without_a_mask_all_tokens_are_read(row_length, tokenizer):
-    """Of rows of several texts all but padding."""
+def test_missing_attention_mask_means_all_tokens(row_length, tokenizer):
+    """In packed rows, all tokens except padding."""
     model, inputs = composite().eval(), batch(tokenizer, row_length)
     mask = torch.ones_like(inputs["input_ids"]) if row_length is None else inputs["attention_mask"]
     with torch.no_grad():
-        given = model(**inputs | {"attention_mask": mask})
+        expected = model(**inputs | {"attention_mask": mask})
         found = model(**{name: value for name, value in inputs.items() if name != "attention_mask"})
-    assert {*found} == {*given} >= {"mlm_loss", "rtd_logits"}
-    assert all(torch.equal(found[name], given[name]) for name in given)
+    assert {*found} == {*expected} >= {"mlm_loss", "rtd_logits"}
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,17 @@ def test_without_a_mask_all_tokens_are_read(row_length, tokenizer):
 )
 @pytest.mark.usefixtures("modernbert_in_float64")
 def test_loss_and_every_gradient_equal_stock_models(model_type, norm, tokenizer):
-    """A stock masked LM, and the head of stock `ElectraForPreTraining` on a stock body."""
+    """With a stock masked LM, and the head of stock `ElectraForPreTraining` on a stock body."""
     model, inputs = composite(model_type, share_embedding_norm=norm).eval().double(), batch(tokenizer)
     generator = AutoModelForMaskedLM.from_config(model.auxiliary.config).eval().double()
     body = AutoModel.from_config(model.main.config).eval().double()
     activation = getattr(body.config, "hidden_act", "gelu")
     head = ElectraDiscriminatorPredictions(ElectraConfig(hidden_size=16, hidden_act=activation)).double()
-    with torch.no_grad():  # Some draws hit the original.
+    with torch.no_grad():  # So that some samples equal the original.
         FAMILIES[model_type].decoder(model.auxiliary.mlm_head).bias[inputs["mlm_labels"].max()] = 5.0
     generator.load_state_dict({n.removeprefix("mlm_head."): t for n, t in model.auxiliary.state_dict().items()})
-    body.load_state_dict(model.main.base_model.state_dict(), strict=model_type != "roberta")  # Its classifier has no pooler.
+    # RoBERTa's classifier has no pooler.
+    body.load_state_dict(model.main.base_model.state_dict(), strict=model_type != "roberta")
     head.load_state_dict(model.rtd_head.state_dict())
     for name, table in [*body.named_modules()]:
         if isinstance(table, torch.nn.Embedding) or (norm and name == "embeddings.LayerNorm"):
@@ -94,7 +95,7 @@ def test_loss_and_every_gradient_equal_stock_models(model_type, norm, tokenizer)
     terms = ELECTRA(output, inputs)
     terms["loss"].backward()
     torch.testing.assert_close(terms["loss"], (mlm + 50 * rtd).detach(), rtol=1e-10, atol=0)
-    assert 0 < replaced.sum() < masked.sum()  # A draw that hits the original counts as original.
+    assert 0 < replaced.sum() < masked.sum()  # A sample that equals the original counts as original.
     assert output.guesses == (scores[masked].argmax(-1) == original[masked]).sum()
     right = (logits > 0) == replaced.bool()
     for name, where in (("replaced", real & (replaced == 1)), ("original", real & (replaced == 0))):
@@ -114,11 +115,11 @@ def test_loss_and_every_gradient_equal_stock_models(model_type, norm, tokenizer)
 
 
 @families
-def test_detection_reaches_the_auxiliary_model_through_shared_embeddings_only(model_type, tokenizer):
+def test_detection_reaches_the_auxiliary_only_through_embeddings(model_type, tokenizer):
     model, inputs = composite(model_type), batch(tokenizer)
     ReplacedTokenDetection()(model(**inputs), inputs)["loss"].backward()
-    moved = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-    assert moved and all(name.startswith(("main.", "rtd_head.")) for name in moved)
+    trained = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert trained and all(name.startswith(("main.", "rtd_head.")) for name in trained)
     table = model.get_input_embeddings().weight
     assert model.auxiliary.base_model.get_input_embeddings().weight is table
     head = model.auxiliary.mlm_head
@@ -148,7 +149,7 @@ def test_only_masked_positions_are_replaced(tokenizer):
     model, inputs = composite(), batch(tokenizer)
     ids, output = main_input(model, inputs)
     masked = inputs["mlm_labels"] != -100
-    assert (inputs["input_ids"][masked] == tokenizer.mask_token_id).all()  # No 80/10/10 here.
+    assert (inputs["input_ids"][masked] == tokenizer.mask_token_id).all()  # Without the 80/10/10 rule.
     assert ids[~masked].equal(inputs["input_ids"][~masked])
     special = torch.isin(
         torch.where(masked, inputs["mlm_labels"], inputs["input_ids"]), torch.tensor(tokenizer.all_special_ids)
@@ -157,15 +158,15 @@ def test_only_masked_positions_are_replaced(tokenizer):
     assert output.replaced.sum() == (ids[masked] != inputs["mlm_labels"][masked]).sum()
 
 
-def test_a_sample_is_its_tokens_own(tokenizer):
-    """The draw of a token depends on its text's visit, not on the batch it comes in."""
+def test_samples_do_not_depend_on_the_batch(tokenizer):
+    """The sample of a token depends only on its text's visit."""
     model, rows = composite().eval(), texts(True, pairs=True)
     together, _ = main_input(model, batch(tokenizer, rows=rows))
     alone, _ = main_input(model, batch(tokenizer, rows=rows[3:4]))
     assert alone[0].equal(together[3, : alone.shape[1]])
 
 
-def test_the_generator_is_seedable(tokenizer):
+def test_samples_follow_the_generators_seed(tokenizer):
     model, inputs = composite().eval(), batch(tokenizer)
     del inputs["uniforms"]
     drawn = []
@@ -175,7 +176,7 @@ def test_the_generator_is_seedable(tokenizer):
     assert drawn[0].equal(drawn[1]) and not drawn[0].equal(drawn[2])
 
 
-def test_temperature_0_takes_the_likeliest(tokenizer):
+def test_temperature_zero_gives_the_most_likely_token(tokenizer):
     model, inputs = composite(temperature=0).eval(), batch(tokenizer)
     ids, output = main_input(model, inputs)
     masked = inputs["mlm_labels"] != -100
@@ -186,7 +187,7 @@ def test_temperature_0_takes_the_likeliest(tokenizer):
 
 @pytest.mark.parametrize("row_length", [None, 24])
 @pytest.mark.parametrize("case", ["padding", "unmasked", "one token"])
-def test_nothing_to_learn_from_is_no_nan(tokenizer, case, row_length):
+def test_nothing_to_predict_gives_a_finite_loss(tokenizer, case, row_length):
     model = composite()
     rows = [{"input_ids": [2, 9, 8, 3], "draw": 0}, {"input_ids": [2, 7, 3], "draw": 1}]
     if case == "one token":
@@ -207,7 +208,7 @@ def test_nothing_to_learn_from_is_no_nan(tokenizer, case, row_length):
         assert terms["mlm_loss"] == 0 and not output.replaced.any()
 
 
-def test_what_does_not_fit(tokenizer):
+def test_embeddings_of_different_sizes_are_refused(tokenizer):
     config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
     other = AutoConfig.for_model("electra", **{**TINY_CONFIGS["electra"], "embedding_size": 4})
     with pytest.raises(ModelError, match=r"theirs differ: \(120, 4\) and \(120, 8\)"):
@@ -245,14 +246,14 @@ def test_export_loads_as_stock_classes_with_equal_outputs(model_type, tokenizer,
         masked = inputs["mlm_labels"] != -100
         loss = F.cross_entropy(scores[masked], inputs["mlm_labels"][masked], reduction="sum")
         torch.testing.assert_close(loss, output.mlm_loss, rtol=1e-5, atol=0)
-        # And back, heads included.
+        # Loaded again, including the heads.
         again = load_exported(tmp_path / "out", id2label=LABELS).eval()(**inputs)
     for name in ("logits", "mlm_loss", "rtd_logits"):
         torch.testing.assert_close(again[name], output[name], rtol=1e-6, atol=1e-6)
 
 
-def test_a_shared_layer_norm_is_exported_and_read_again(tokenizer, tmp_path):
-    """Each export has its copy, and going on they are one again."""
+def test_shared_layer_norm_round_trips(tokenizer, tmp_path):
+    """Each exported model has a copy, and loaded they are one module again."""
     model = composite(share_embedding_norm=True)
     with torch.no_grad():
         model.main.electra.embeddings.LayerNorm.weight.add_(torch.rand(()))
@@ -270,7 +271,7 @@ def test_a_shared_layer_norm_is_exported_and_read_again(tokenizer, tmp_path):
         GeneratorDiscriminator.from_config(model.config, model.auxiliary.config, frozen=True, share_embedding_norm=True)
 
 
-def test_a_model_without_a_task_is_the_discriminator(tokenizer, tmp_path):
+def test_export_without_a_classifier_is_the_discriminator(tokenizer, tmp_path):
     model, inputs = composite().eval(), batch(tokenizer)
     export_stock(model, tokenizer, tmp_path / "out", classifier=False)
     assert isinstance(AutoModelForPreTraining.from_pretrained(tmp_path / "out"), ElectraForPreTraining)
@@ -280,8 +281,8 @@ def test_a_model_without_a_task_is_the_discriminator(tokenizer, tmp_path):
     torch.testing.assert_close(again(**inputs).rtd_logits, model(**inputs).rtd_logits)
 
 
-def test_starts_from_stock_folders(tokenizer, tmp_path, caplog):
-    """Discriminator and generator apart, as google/electra-* are."""
+def test_composite_is_loaded_from_stock_folders(tokenizer, tmp_path, caplog):
+    """With discriminator and generator in separate folders, like google/electra-*."""
     config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
     set_seed(3)
     discriminator, generator = ElectraForPreTraining(config), ElectraForMaskedLM(generator_config(config, 0.5))
@@ -310,7 +311,7 @@ def test_starts_from_stock_folders(tokenizer, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_exports_load_where_hf_tlm_is_not(tokenizer, tmp_path):
+def test_exports_load_without_hf_tlm(tokenizer, tmp_path):
     export_stock(composite(), tokenizer, tmp_path / "electra")
     export_stock(composite("albert"), tokenizer, tmp_path / "ale")
     program = (
@@ -331,7 +332,7 @@ def test_exports_load_where_hf_tlm_is_not(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_checkpoint_in_half_precision_learns_in_float32(tokenizer, tmp_path, dtype):
+def test_half_precision_checkpoint_is_loaded_in_float32(tokenizer, tmp_path, dtype):
     config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
     discriminator, generator = ElectraForPreTraining(config), ElectraForMaskedLM(generator_config(config, 0.5))
     folders = [str(tmp_path / name) for name in ("discriminator-folder", "generator-folder")]
@@ -345,8 +346,8 @@ def test_a_checkpoint_in_half_precision_learns_in_float32(tokenizer, tmp_path, d
     )
 
 
-def test_what_lacks_its_body_is_refused(tokenizer, tmp_path):
-    """A checkpoint of a run of two models holds them under names of its own."""
+def test_checkpoint_without_the_body_is_refused(tokenizer, tmp_path):
+    """A checkpoint of a run with two models has other names for their weights."""
     model, folders = composite(), [str(tmp_path / name) for name in ("run", "generator")]
     model.save_pretrained(folders[0])
     AutoModelForMaskedLM.from_config(model.auxiliary.config).save_pretrained(folders[1])
@@ -357,7 +358,7 @@ def test_what_lacks_its_body_is_refused(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("model_type,other", [("modernbert", "bert"), ("bert", "modernbert")])
-def test_token_embeddings_are_shared_whatever_they_are_called(model_type, other):
+def test_token_embeddings_are_shared_across_families(model_type, other):
     configs = [AutoConfig.for_model(name, **TINY_CONFIGS[name]) for name in (model_type, other)]
     model = GeneratorDiscriminator.from_config(*configs)
     tables = [body.get_input_embeddings().weight for body in (model.main.base_model, model.auxiliary.base_model)]
@@ -365,7 +366,7 @@ def test_token_embeddings_are_shared_whatever_they_are_called(model_type, other)
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_configs_instead_of_models(number):
+def test_configs_instead_of_models_are_refused(number):
     configs = [AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])] * number
     with pytest.raises(ModelError, match="two stock models, .* received an? ElectraConfig .*from_config"):
         GeneratorDiscriminator(*configs)

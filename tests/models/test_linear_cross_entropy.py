@@ -1,4 +1,4 @@
-"""Blocks of logits against all of them at once: loss and every gradient."""
+"""Cross-entropy in blocks of logits equals all logits at once: loss and every gradient."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def gradients(loss, tensors):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("max_logits", [1, 3 * V, 10**9])
-def test_loss_and_gradients(bias, max_logits):
+def test_loss_and_gradients_equal_the_plain_computation(bias, max_logits):
     ours, expected = case(bias=bias), case(bias=bias)
     loss, reference = linear_cross_entropy(*ours, max_logits=max_logits), plain(*expected)
     torch.testing.assert_close(loss, reference, rtol=1e-12, atol=0)
@@ -35,7 +35,7 @@ def test_loss_and_gradients(bias, max_logits):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_no_block_is_larger_than_asked_for(monkeypatch):
+def test_blocks_are_at_most_max_logits_large(monkeypatch):
     sizes, linear = [], F.linear
     monkeypatch.setattr(F, "linear", lambda *args: sizes.append(linear(*args)) or sizes[-1])
     linear_cross_entropy(*case(), max_logits=4 * V).backward()
@@ -43,7 +43,7 @@ def test_no_block_is_larger_than_asked_for(monkeypatch):
     assert logits == [(4, V), (4, V), (4, V), (1, V)]
 
 
-def test_frozen_parts_get_no_gradient():
+def test_frozen_weights_get_no_gradient():
     hidden, weight, bias, labels = case()
     linear_cross_entropy(hidden, weight.detach(), bias.detach(), labels).backward()
     other = case()[0]
@@ -53,14 +53,14 @@ def test_frozen_parts_get_no_gradient():
         assert not linear_cross_entropy(hidden, weight, bias, labels).requires_grad
 
 
-def test_nothing_to_predict():
+def test_zero_rows_give_zero_loss():
     hidden, weight, bias, labels = case(rows=0)
     loss = linear_cross_entropy(hidden, weight, bias, labels)
     loss.backward()
     assert loss.item() == 0.0 and weight.grad.eq(0).all() and hidden.grad.shape == (0, H)
 
 
-def test_a_second_backward_pass_is_refused():
+def test_second_backward_pass_is_refused():
     loss = linear_cross_entropy(*case())
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="differentiated twice"):
@@ -68,8 +68,8 @@ def test_a_second_backward_pass_is_refused():
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_half_precision(autocast):
-    """As close to float64 as the plain computation in the same precision is, within a factor of two."""
+def test_half_precision_is_as_accurate_as_the_plain_computation(autocast):
+    """The error against float64 is at most twice that of the plain computation in the same precision."""
     dtype = torch.float32 if autocast else torch.bfloat16
     exact = gradients(plain(*(e := case())), e[:3])
     errors = []
@@ -87,8 +87,8 @@ def test_half_precision(autocast):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize(("max_logits", "rows"), [(1, 512), (20, 4), (3 * V, 5), (10**9, 512)])
-def test_a_frozen_layer_is_passed_in_blocks_of_classes(bias, weighted, max_logits, rows, monkeypatch):
-    """Logits far apart, so that the largest comes late: the softmax of the first blocks is corrected."""
+def test_frozen_layer_is_computed_in_blocks_of_classes(bias, weighted, max_logits, rows, monkeypatch):
+    """The logits are far apart and the largest comes last, so the softmax of the first blocks is corrected."""
     monkeypatch.setattr("hf_tlm.models.linear_cross_entropy.CACHED_ROWS", rows)
     ours, expected = case(bias=bias), case(bias=bias)
     for _, weight, offset, _ in (ours, expected):

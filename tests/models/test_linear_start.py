@@ -1,4 +1,4 @@
-"""A classifier that begins as a linear model: its logits are that model's, and what is refused."""
+"""A classifier that starts as a linear model: it gives that model's logits, and unsupported models are refused."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SIZES = {"vocab_size": VOCABULARY, "classes": CLASSES, "hidden_size": WIDTH}
 
 
 def texts(count: int, seed: int, classes: int = CLASSES) -> LabelledTexts:
-    """Random tokens, of which a third are likelier in a class; [CLS] 2 and [SEP] 3 around them."""
+    """Return random tokens, a third of them more likely in the text's class, between [CLS] 2 and [SEP] 3."""
     random = np.random.default_rng(seed)
     labels = random.integers(classes, size=count)
     rows = []
@@ -53,7 +53,7 @@ def shares(rows) -> np.ndarray:
 
 
 def plain_logits(train: LabelledTexts, rows) -> np.ndarray:
-    """The linear model, transcribed: idf of scikit-learn's `smooth_idf`, ten times the shares."""
+    """Compute the linear model's logits: with idf of scikit-learn's `smooth_idf`, and ten times the shares."""
     seen, asked = shares(train.ids), shares(rows)
     idf = np.log((1 + len(seen)) / (1 + (seen > 0).sum(axis=0))) + 1
     found = LogisticRegression(C=1.0, max_iter=500).fit(10 * seen * idf, train.labels).decision_function(10 * asked * idf)
@@ -62,8 +62,8 @@ def plain_logits(train: LabelledTexts, rows) -> np.ndarray:
 
 
 @torch.no_grad()
-def as_if_trained(model):
-    """Weights that have moved, norms and biases among them, and layers that write much."""
+def perturb(model):
+    """Change all weights, including norms and biases, so that layers contribute much."""
     for parameter in model.parameters():
         scale = 0.3 if parameter.dim() == 1 else 0.5 * parameter.std()
         parameter.add_(scale * torch.randn_like(parameter))
@@ -71,13 +71,13 @@ def as_if_trained(model):
 
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("classes", [2, CLASSES])
-def test_the_first_logits_are_the_linear_models(classes, trained):
+def test_first_logits_equal_the_linear_model(classes, trained):
     train, held_out, unseen = (texts(count, seed, classes) for count, seed in ((300, 0), (100, 1), (200, 2)))
     start = fit_linear_start(train, held_out, **{**SIZES, "classes": classes})
     expected = plain_logits(train, unseen.ids)
     of_evidence = shares(unseen.ids) @ start.evidence @ start.readout
     factor = (expected * of_evidence).sum() / np.square(of_evidence).sum()
-    # The solver of scikit-learn's oldest versions stops at 0.04, from either form of the same numbers.
+    # The solver of the oldest supported scikit-learn stops at 0.04, for either form of the same numbers.
     np.testing.assert_allclose(factor * of_evidence, expected, atol=0.05 * np.abs(expected).max())
 
     right = (plain_logits(train, held_out.ids).argmax(1) == held_out.labels).mean()
@@ -85,13 +85,13 @@ def test_the_first_logits_are_the_linear_models(classes, trained):
 
     model = classifier(classes, **dict.fromkeys(["norm_bias", "attention_bias", "mlp_bias", "classifier_bias"], trained))
     if trained:
-        as_if_trained(model)
+        perturb(model)
     before = logits_of(model, unseen.ids)
     start.write_to(model)
     found = logits_of(model, unseen.ids)
     cosines = (found * of_evidence).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(of_evidence, axis=1)
-    sure = np.abs(factor * of_evidence).max(axis=1) > 0.1  # Of a text with no evidence there is no direction.
-    # What else a trained body writes differs from token to token, and the LayerNorm weighs tokens by it.
+    sure = np.abs(factor * of_evidence).max(axis=1) > 0.1  # A text without evidence has no direction.
+    # Other contributions of a trained body differ between tokens, and the LayerNorm weights tokens by them.
     least = np.quantile(cosines[sure], 0.02) > 0.9 if trained else cosines[sure].min() > 0.99
     assert least and sure.mean() > 0.9
     assert (found.argmax(1) == of_evidence.argmax(1)).mean() > (0.95 if trained else 0.98)
@@ -99,8 +99,8 @@ def test_the_first_logits_are_the_linear_models(classes, trained):
     assert right > 1.5 / classes and right > (before.argmax(1) == unseen.labels).mean() + 0.2
 
 
-def test_the_scale_is_that_of_least_cross_entropy():
-    """The network's logits are as large as the linear model's, and these as sure as held-out texts let them be."""
+def test_scale_minimizes_the_cross_entropy():
+    """The network's logits are as large as the linear model's, which are scaled on held-out texts."""
     train, held_out = texts(300, 0), texts(400, 1)
     start = fit_linear_start(train, held_out, **SIZES)
     of_linear = torch.from_numpy(shares(held_out.ids) @ start.evidence @ start.readout)
@@ -114,8 +114,8 @@ def test_the_scale_is_that_of_least_cross_entropy():
     assert losses[1.0] < min(losses[0.8], losses[1.25])
 
 
-def test_few_held_out_texts_do_not_make_it_sure():
-    """Eight that are all right would be best explained by any scale, however large."""
+def test_few_held_out_texts_do_not_inflate_the_scale():
+    """Eight correctly classified texts alone would be best explained by an arbitrarily large scale."""
     train, unseen = texts(300, 0), texts(200, 2)
     right = plain_logits(train, unseen.ids).argmax(1) == unseen.labels
     rows = np.flatnonzero(right)[:8]
@@ -128,7 +128,7 @@ def test_few_held_out_texts_do_not_make_it_sure():
 
 
 @pytest.mark.parametrize("attention", ["eager", "flash_attention_2"])
-def test_an_attention_that_this_processor_lacks_stays_the_models(attention):
+def test_attention_implementation_is_kept(attention):
     model = classifier()
     model.config._attn_implementation = attention
     fit_linear_start(texts(100, 0), texts(20, 1), **SIZES).write_to(model)
@@ -136,7 +136,7 @@ def test_an_attention_that_this_processor_lacks_stays_the_models(attention):
 
 
 def test_many_classes_share_few_dimensions():
-    """Of 12 classes and 64 numbers in an embedding eight are evidence: most of what there is."""
+    """With 12 classes and embeddings of size 64, eight dimensions have most of the evidence."""
     train, held_out = texts(900, 0, 12), texts(200, 1, 12)
     start = fit_linear_start(train, held_out, **{**SIZES, "classes": 12})
     assert start.evidence.shape == (VOCABULARY, 8) and start.readout.shape == (8, 12)
@@ -148,8 +148,8 @@ def test_many_classes_share_few_dimensions():
     assert (logits_of(model, held_out.ids).argmax(1) == expected).mean() > 0.5
 
 
-def test_every_weight_can_be_learned():
-    """Also those that begin at zero, of the rows that write into the evidence."""
+def test_every_weight_is_trained():
+    """Including those that start at zero, in rows that write into the evidence."""
     train, held_out = texts(100, 0), texts(50, 1)
     model = classifier()
     fit_linear_start(train, held_out, **SIZES).write_to(model)
@@ -167,7 +167,7 @@ def test_every_weight_can_be_learned():
     assert (written != 0).all()
 
 
-def test_a_class_without_training_texts_is_not_predicted():
+def test_class_without_training_texts_is_not_predicted():
     train, held_out = texts(300, 0, 3), texts(100, 1, 3)
     start = fit_linear_start(train, held_out, **SIZES)
     model = classifier()
@@ -175,7 +175,7 @@ def test_a_class_without_training_texts_is_not_predicted():
     assert 3 not in logits_of(model, held_out.ids).argmax(1)
 
 
-def test_a_large_split_is_sampled_and_texts_without_tokens_are_left_out(monkeypatch):
+def test_large_split_is_sampled_without_empty_texts(monkeypatch):
     monkeypatch.setattr("hf_tlm.models.linear_start.MOST_TEXTS", 200)
     rows = Dataset.from_dict(
         {"input_ids": [[], *[[2, 5 + i % 9, 3] for i in range(299)]], "label": [i // 100 for i in range(300)]}
@@ -193,12 +193,12 @@ def test_a_large_split_is_sampled_and_texts_without_tokens_are_left_out(monkeypa
         ({"classifier_activation": "silu"}, "received classifier_activation 'silu'"),
     ],
 )
-def test_what_cannot_begin_so_is_refused(changes, message):
+def test_unsupported_configs_are_refused(changes, message):
     with pytest.raises(ModelError, match=message):
         check_linear_start(ModernBertConfig(**{"classifier_pooling": "mean", **changes}))
 
 
-def test_values_and_single_classes_are_refused():
+def test_regression_and_single_classes_are_refused():
     train, held_out = texts(20, 0), texts(10, 1)
     with pytest.raises(ModelError, match="is for classification, and this task is regression"):
         fit_linear_start(train, held_out, **{**SIZES, "classes": 1})

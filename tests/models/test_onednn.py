@@ -1,4 +1,4 @@
-"""oneDNN's products and their gradients: those of torch but for rounding, and only where they suit."""
+"""oneDNN's products and their gradients equal torch's up to rounding, and are used only where suitable."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise
 
 @pytest.fixture
 def used(monkeypatch):
-    """Whether each of the products that were met was oneDNN's, as if that were faster on every processor."""
+    """Return a list of whether each product used oneDNN, as if that were faster on every processor."""
     found, suits = [], cpu_kernels._can_use_onednn
     monkeypatch.setattr(cpu_kernels, "is_faster", lambda: True)
     monkeypatch.setattr(cpu_kernels, "_can_use_onednn", lambda *tensors: (found.append(suits(*tensors)), found[-1])[1])
@@ -28,7 +28,7 @@ def tensors(dtype=torch.float32):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("transposed", [True, False])
-def test_the_product_is_that_of_torch(bias, transposed, used):
+def test_product_equals_torch(bias, transposed, used):
     inputs, weight, offset = tensors()
     weight = weight.t().contiguous().t() if transposed else weight
     expected = F.linear(inputs, weight, offset if bias else None)
@@ -44,18 +44,18 @@ def test_the_product_is_that_of_torch(bias, transposed, used):
 
 @pytest.mark.parametrize("places", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
 @pytest.mark.parametrize("rows", [(2, 9), (18,)])
-def test_gradients_are_those_of_torch(places, rows, used):
+def test_gradients_equal_torch(inputs_with_gradient, rows, used):
     found = []
     for context in (torch.enable_grad, OneDnnLinear):
         inputs, weight, offset = tensors()
         given = [inputs.view(*rows, 24), weight, offset]
-        for place in places:
+        for place in inputs_with_gradient:
             given[place].requires_grad_()
         with context():
             product = F.linear(*given)
-        # Outside of the context, as in a Trainer's backward pass; the gradient is not contiguous.
+        # Outside the context, as in a Trainer's backward pass; the gradient is not contiguous.
         (product.sin() * torch.arange(40.0)).mean(dim=0).sum().backward()
-        found.append([product, *(given[place].grad for place in places)])
+        found.append([product, *(given[place].grad for place in inputs_with_gradient)])
     for expected, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     assert used == [True]
@@ -72,7 +72,7 @@ def test_layers_without_bias_and_gradients_of_expanded_memory(used):
     assert used == [True]
 
 
-def test_flops_are_counted_alike(used):
+def test_flops_are_counted_equally(used):
     counts = []
     for context in (torch.enable_grad, OneDnnLinear):
         inputs, weight, offset = (tensor.requires_grad_() for tensor in tensors())
@@ -82,7 +82,7 @@ def test_flops_are_counted_alike(used):
     assert counts == [3 * 2 * 18 * 24 * 40] * 2 and used == [True]
 
 
-def test_other_types_and_builds_are_left_to_torch(used, monkeypatch):
+def test_other_dtypes_and_builds_use_torch(used, monkeypatch):
     with OneDnnLinear():
         for dtype in (torch.float64, torch.bfloat16):
             assert F.linear(*tensors(dtype)).dtype == dtype
@@ -98,7 +98,7 @@ def test_other_types_and_builds_are_left_to_torch(used, monkeypatch):
 
 
 @pytest.mark.parametrize("device,faster,expected", [("cpu", True, True), ("cpu", False, False), ("cuda", True, False)])
-def test_no_operation_is_looked_at_where_none_would_be_replaced(device, faster, expected, monkeypatch):
+def test_torch_functions_are_intercepted_only_where_faster(device, faster, expected, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "is_faster", lambda: faster)
     before = torch._C._len_torch_function_stack()
     with faster_kernels(torch.device(device)):
@@ -107,7 +107,7 @@ def test_no_operation_is_looked_at_where_none_would_be_replaced(device, faster, 
         assert torch._C._len_torch_function_stack() == before
 
 
-def test_attention_on_a_gpu_needs_no_plan_for_every_shape():
+def test_cudnn_attention_is_disabled_on_gpus():
     flags = torch.backends.cuda
     was = flags.cudnn_sdp_enabled()
     with faster_kernels(torch.device("cuda")):
@@ -116,7 +116,7 @@ def test_attention_on_a_gpu_needs_no_plan_for_every_shape():
 
 
 @pytest.mark.parametrize("chosen", [SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION])
-def test_attention_that_was_chosen_stays(chosen):
+def test_explicitly_chosen_attention_backend_is_kept(chosen):
     flags = torch.backends.cuda
     with sdpa_kernel(chosen), faster_kernels(torch.device("cuda")):
         assert not flags.flash_sdp_enabled() and not flags.mem_efficient_sdp_enabled()
@@ -133,7 +133,7 @@ def test_attention_that_was_chosen_stays(chosen):
         (None, "AVX512", False),
     ],
 )
-def test_it_is_faster_where_mkl_leaves_avx512_unused(vendor, capability, faster, monkeypatch, tmp_path):
+def test_onednn_is_faster_where_mkl_does_not_use_avx512(vendor, capability, faster, monkeypatch, tmp_path):
     if vendor is not None:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nvendor_id : {vendor}\n")
     monkeypatch.setattr(cpu_kernels, "Path", lambda path: tmp_path / "cpuinfo")

@@ -1,4 +1,4 @@
-"""Attention as it is exported: that of the stock models, at scores of any size."""
+"""Attention in exports equals that of the stock models, for scores of any size."""
 
 import copy
 
@@ -17,14 +17,14 @@ from support.toys import TINY_CONFIGS
 
 
 def weights(query, key, mask):
-    """The weights of `_attention`, float [B, H, S, S]."""
+    """Return the weights of `_attention`, float [B, H, S, S]."""
     eye = torch.eye(key.shape[2], dtype=query.dtype).expand(*key.shape[:2], -1, -1)
     return _attention(None, query, key, eye, mask)[0].transpose(1, 2)
 
 
 @pytest.mark.parametrize("size", [1, 30, 300])
-def test_masked_scores_weigh_nothing_and_are_no_denormal_numbers(size):
-    """Scores range over 1,000 and more, and masked ones are above all others of their row."""
+def test_masked_positions_have_tiny_but_normal_weights(size):
+    """Scores range over 1,000 and more, and masked ones exceed all others of their row."""
     generator = torch.Generator().manual_seed(0)
     query, key = (size * torch.randn(2, 3, 17, 8, generator=generator) for _ in range(2))
     seen = torch.rand(2, 1, 17, 17, generator=generator) < 0.5
@@ -38,13 +38,13 @@ def test_masked_scores_weigh_nothing_and_are_no_denormal_numbers(size):
     assert found.min() >= torch.finfo(torch.float32).tiny
 
 
-def test_a_row_that_is_masked_whole_has_no_nan():
+def test_fully_masked_row_has_no_nan():
     states = torch.randn(1, 1, 5, 4)
     found = weights(states, states, torch.full((1, 1, 5, 5), torch.finfo(torch.float32).min))
     assert torch.equal(found, torch.full((1, 1, 5, 5), 0.2))
 
 
-def test_heads_that_share_keys_are_left_to_their_own_class():
+def test_grouped_query_attention_uses_its_own_class():
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 50, "pad_token_id": 0}
     config = AutoConfig.for_model("eurobert", **sizes, num_attention_heads=4, num_key_value_heads=2)
     model = AutoModelForSequenceClassification.from_config(config).eval()
@@ -59,8 +59,8 @@ def test_heads_that_share_keys_are_left_to_their_own_class():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("window", [None, 0, 3, 20])
-def test_the_mask_is_that_of_transformers(window, dtype):
-    """Of padding at either side, within windows and without."""
+def test_mask_equals_that_of_transformers(window, dtype):
+    """With padding at either side, with and without windows."""
     seen = torch.ones(3, 9, dtype=torch.bool)
     seen[1, 4:], seen[2, :3] = False, False
     function = bidirectional_mask_function if window is None else sliding_window_bidirectional_mask_function(window)
@@ -71,7 +71,7 @@ def test_the_mask_is_that_of_transformers(window, dtype):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "albert", "distilbert", "modernbert"])
-def test_bodies_give_their_logits_and_are_as_before_afterwards(family):
+def test_models_keep_their_logits_and_are_restored(family):
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(family, **TINY_CONFIGS[family])).eval()
     attention = model.config._attn_implementation
@@ -84,14 +84,14 @@ def test_bodies_give_their_logits_and_are_as_before_afterwards(family):
             with exportable_attention(model, opset):
                 assert model.config._attn_implementation != attention
                 assert torch.allclose(model(**inputs).logits, stock, atol=1e-6)
-                assert torch.equal(other(**inputs).logits, stock)  # As in another thread.
+                assert torch.equal(other(**inputs).logits, stock)  # As if used by another thread.
         assert torch.equal(model(**inputs).logits, stock)
     assert model.config._attn_implementation == attention
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_sets_are_sorted_for_as_long_as_asked():
-    """Also within one another, and where what is in them has no order."""
+def test_sets_are_sorted_within_the_context():
+    """Also when nested, and where the elements cannot be ordered."""
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("modernbert", **TINY_CONFIGS["modernbert"]))
     names = vars(modeling_modernbert)
     with _sorted_sets(model):

@@ -1,4 +1,4 @@
-"""Several texts in a row equal one a row: outputs and every gradient, for every family and objective."""
+"""Several texts packed in a row equal one text per row: outputs and every gradient, for every family and objective."""
 
 import pytest
 import torch
@@ -41,31 +41,32 @@ def test_packed_equals_padded(model_type, objective, attention, tokenizer):
         torch.testing.assert_close(gradient, expected[1][name], **EXACT, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_without_a_mask_padding_is_what_is_of_no_text(tokenizer):
+def test_missing_attention_mask_means_tokens_of_texts(tokenizer):
     model, inputs = tiny("electra").eval(), collate(tokenizer, texts(True), 36, 0.3)
     assert 0 in inputs["text_ids"]
     with torch.no_grad():
-        given = model(**inputs)
+        expected = model(**inputs)
         found = model(**{name: value for name, value in inputs.items() if name != "attention_mask"})
-    assert torch.equal(found.logits, given.logits) and torch.equal(found.mlm_loss, given.mlm_loss)
+    assert torch.equal(found.logits, expected.logits) and torch.equal(found.mlm_loss, expected.mlm_loss)
 
 
 def varlen_attention(q, k, v, cu_seqlens, max_seqlen, causal, scale, window):
-    """What a flash attention kernel computes: [T, heads, D], text after text, dropout off, half a window to each side."""
+    """Compute what a flash attention kernel does: [T, heads, D], text by text, without dropout, half a window to each
+    side."""
     assert cu_seqlens.dtype == torch.int32 and max_seqlen == cu_seqlens.diff().max() and not causal
     parts = []
     for start, end in zip(cu_seqlens.tolist()[:-1], cu_seqlens.tolist()[1:], strict=True):
         q_text, k_text, v_text = (x[start:end].transpose(0, 1) for x in (q, k, v))
-        place = torch.arange(end - start)
-        near = (place[:, None] - place).abs() <= (window[0] if window[0] >= 0 else end)
+        positions = torch.arange(end - start)
+        near = (positions[:, None] - positions).abs() <= (window[0] if window[0] >= 0 else end)
         parts.append(torch.nn.functional.scaled_dot_product_attention(q_text, k_text, v_text, near, scale=scale))
     return torch.cat([part.transpose(0, 1) for part in parts])
 
 
 @pytest.mark.parametrize("model_type", [name for name in TINY_CONFIGS if name != "cocolm"])
 @pytest.mark.usefixtures("modernbert_in_float64")
-def test_flash_attention_gets_the_texts_in_one_row(model_type, tokenizer, monkeypatch):
-    """Through transformers' own code, with a plain function in the place of the kernel, which needs a GPU."""
+def test_flash_attention_receives_packed_texts(model_type, tokenizer, monkeypatch):
+    """With transformers' own code, and a plain function instead of the kernel, which needs a GPU."""
     calls = []
 
     def kernel(
@@ -90,7 +91,7 @@ def test_flash_attention_gets_the_texts_in_one_row(model_type, tokenizer, monkey
         torch.testing.assert_close(gradient, expected[1][name], **EXACT, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_flash_attention_has_no_place_for_relative_positions():
+def test_flash_attention_with_relative_positions_is_refused():
     with pytest.raises(ModelError, match="cannot create a cocolm model from this config: .*not support Flash Attention"):
         tiny("cocolm", attn_implementation="flash_attention_2")
 
@@ -105,8 +106,8 @@ def test_modernbert_pools_each_text(pooling, tokenizer):
 
 
 @families
-def test_a_text_does_not_see_its_neighbours(model_type, tokenizer):
-    """Changing one text of a row leaves the others' logits as they were."""
+def test_packed_texts_do_not_attend_to_each_other(model_type, tokenizer):
+    """Changing one text of a row does not change the logits of the others."""
     model, rows = tiny(model_type).eval(), texts(labelled=True)
     before = model(**collate(tokenizer, rows, 36, 0.0)).logits
     rows[4]["input_ids"][1:-1] = [7] * (len(rows[4]["input_ids"]) - 2)

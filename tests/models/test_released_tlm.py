@@ -1,4 +1,5 @@
-"""Checkpoints in the layout of the TLM paper's release: the same logits from stock ELECTRA, and nothing lost in silence."""
+"""Checkpoints in the layout of the TLM paper's release: stock ELECTRA gives the same logits, and dropped weights are
+named."""
 
 import json
 import os
@@ -25,7 +26,7 @@ RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "publish.py"
 
 @pytest.fixture
 def folder(tmp_path, tokenizer):
-    """A function that writes a model as it was released."""
+    """A function that writes a model in the released layout."""
 
     def write(model=None, name="tlm-sciie-small-scale", state=None, with_tokenizer=True, **values):
         path = tmp_path / name
@@ -59,7 +60,7 @@ def converted(folder):
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "model."])
-def test_logits_of_both_heads_are_those_of_the_published_network(folder, batch, tmp_path, prefix):
+def test_both_heads_give_the_logits_of_the_published_network(folder, batch, tmp_path, prefix):
     model = published()
     state = {prefix + name: value for name, value in model.state_dict().items()}
     released = convert_legacy(str(folder(model, state=state)), tmp_path / "out")
@@ -76,7 +77,7 @@ def test_logits_of_both_heads_are_those_of_the_published_network(folder, batch, 
     assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
 
 
-def test_an_output_embedding_of_its_own_is_kept(folder, batch, tmp_path):
+def test_untied_output_embedding_is_kept(folder, batch, tmp_path):
     model = published(tie_word_embeddings=False)
     with torch.no_grad():  # In this version of transformers the bias is untied too.
         model.cls.predictions.decoder.bias.copy_(model.cls.predictions.bias)
@@ -89,8 +90,8 @@ def test_an_output_embedding_of_its_own_is_kept(folder, batch, tmp_path):
 
 @pytest.mark.parametrize("missing", ["bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"])
 @pytest.mark.parametrize("bias", ["cls.predictions.bias", "cls.predictions.decoder.bias"])
-def test_of_two_names_of_one_tensor_a_file_may_have_either(folder, missing, bias):
-    """Safetensors, to which a pickle may have been converted, hold a tensor once."""
+def test_shared_tensor_may_have_either_name(folder, missing, bias):
+    """Safetensors files, to which the pickle may have been converted, store a shared tensor once."""
     model = published()
     state = {name: value for name, value in model.state_dict().items() if name not in (missing, bias)}
     path = folder(model)
@@ -102,7 +103,7 @@ def test_of_two_names_of_one_tensor_a_file_may_have_either(folder, missing, bias
     assert found.model.config.tie_word_embeddings and found.left_out == []
 
 
-def test_what_is_left_out_is_named(folder):
+def test_left_out_weights_are_named(folder):
     state = published().state_dict() | {
         "bert.embeddings.position_ids": torch.arange(40)[None],
         "bert.pooler.dense.weight": torch.ones(16, 16),
@@ -112,7 +113,7 @@ def test_what_is_left_out_is_named(folder):
     assert left_out == ["bert.embeddings.position_ids", "bert.pooler.dense.weight", "cls.seq_relationship.weight"]
 
 
-def test_half_precision_is_read_without_loss(folder):
+def test_half_precision_is_loaded_without_loss(folder):
     state = {name: value.half() for name, value in published().state_dict().items()}
     model = load_released_tlm(folder(state=state)).model
     assert model.dtype == torch.float32
@@ -130,7 +131,7 @@ def test_half_precision_is_read_without_loss(folder):
         ("tlm-imdb-large-scale", {"label_names": list("abcdefg")}, list("abcdefg")),
     ],
 )
-def test_label_names(folder, tmp_path, name, options, expected):
+def test_label_names_follow_the_name_or_the_options(folder, tmp_path, name, options, expected):
     config = convert_legacy(str(folder(name=name)), tmp_path / "out", **options).model.config
     assert list(config.id2label.values()) == expected and config.label2id[expected[3]] == 3
 
@@ -152,7 +153,7 @@ class TestErrors:
             ({"copy.cls_layer.0.weight": torch.ones(2)}, r"found cls_layer\.0\.weight, copy\.cls_layer\.0\.weight"),
         ],
     )
-    def test_weights(self, folder, changes, message):
+    def test_invalid_weights_are_refused(self, folder, changes, message):
         state = published().state_dict()
         for name, value in changes.items():
             state.pop(name, None)
@@ -172,12 +173,12 @@ class TestErrors:
             ({"vocab_size": 140}, r"\(150, 16\) instead of \(140, 16\)"),
         ],
     )
-    def test_config(self, folder, values, message):
+    def test_invalid_config_is_refused(self, folder, values, message):
         with pytest.raises(ModelError, match=message):
             load_released_tlm(folder(**values))
 
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "config.json"])
-    def test_a_missing_or_damaged_file(self, folder, name):
+    def test_missing_or_damaged_file_is_refused(self, folder, name):
         path = folder()
         (path / name).write_bytes((path / name).read_bytes()[:100])
         with pytest.raises(ModelError, match=name):
@@ -186,7 +187,7 @@ class TestErrors:
         with pytest.raises(ModelError, match=f"Cannot read .*{name}"):
             load_released_tlm(path)
 
-    def test_no_tokenizer(self, folder, tokenizer, tmp_path):
+    def test_missing_tokenizer_is_refused(self, folder, tokenizer, tmp_path):
         path = folder(with_tokenizer=False)
         with pytest.raises(ModelError, match="has no tokenizer .*--tokenizer_name"):
             load_released_tlm(path)
@@ -194,7 +195,7 @@ class TestErrors:
         found = load_released_tlm(path, tokenizer_name=str(tmp_path / "tokenizer")).tokenizer
         assert found.get_vocab() == tokenizer.get_vocab() and found.model_max_length == 32
 
-    def test_the_tokenizer_of_another_model(self, folder):
+    def test_tokenizer_of_another_model_is_refused(self, folder):
         with pytest.raises(ModelError, match="vocabulary has 60. Both must belong to the same model"):
             load_released_tlm(folder(published(vocab_size=60)))
 
@@ -206,23 +207,23 @@ class TestErrors:
             ({"label_names": ["a"]}, "received 1 labels"),
         ],
     )
-    def test_label_names(self, folder, tmp_path, options, message):
+    def test_invalid_label_names_are_refused(self, folder, tmp_path, options, message):
         with pytest.raises(ModelError, match=message):
             convert_legacy(str(folder()), tmp_path / "out", **options)
         assert not (tmp_path / "out").exists()
 
-    def test_options_that_a_coco_lm_checkpoint_has_no_use_for(self, folder, tmp_path):
+    def test_options_without_effect_on_coco_lm_are_refused(self, folder, tmp_path):
         with pytest.raises(ModelError, match="task, tokenizer_name: only for checkpoints of TLM"):
             convert_legacy(str(folder(model_type="cocolm")), tmp_path / "out", task="imdb", tokenizer_name="x")
 
-    def test_the_released_folder_is_not_replaced(self, folder):
+    def test_released_folder_is_not_overwritten(self, folder):
         path = folder()
         with pytest.raises(ModelError, match="Choose another output folder"):
             convert_legacy(str(path), path)
         assert (path / "pytorch_model.bin").is_file()
 
     @pytest.mark.parametrize("kept", ["seed-0/results.json", "thesis.tex"])
-    def test_what_is_no_model_is_not_replaced(self, folder, tmp_path, kept):
+    def test_folder_with_other_files_is_not_overwritten(self, folder, tmp_path, kept):
         out = tmp_path / "out"
         (out / kept).parent.mkdir(parents=True)
         (out / kept).touch()
@@ -233,11 +234,11 @@ class TestErrors:
         (out / kept).rename(tmp_path / "elsewhere")
         for path in out.iterdir():
             path.rmdir()
-        for _ in range(2):  # An earlier conversion is replaced.
+        for _ in range(2):  # An earlier conversion may be overwritten.
             convert_legacy(released, out)
 
 
-def test_the_recipe_scores_what_it_converted(folder, tmp_path, monkeypatch, capsys):
+def test_recipe_evaluates_the_converted_model(folder, tmp_path, monkeypatch, capsys):
     rows = [{"text": row["text"], "label": SCIERC[at % len(SCIERC)]} for at, row in enumerate(sentences(30))]
     for split in ("train", "validation", "test"):
         atomic_write(tmp_path / "task" / f"{split}.jsonl", "\n".join(map(json.dumps, rows)))
@@ -252,8 +253,8 @@ def test_the_recipe_scores_what_it_converted(folder, tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("name,length", [("imdb", 512), ("sciie", 128), ("hyp", 128), ("ours", 128)])
-def test_texts_are_cut_as_the_task_is(folder, tmp_path, monkeypatch, capsys, name, length):
-    """`evaluate.sh`: 512 tokens for IMDB, 128 for every other task; --evaluate_length for others."""
+def test_max_length_of_evaluation_follows_the_task(folder, tmp_path, monkeypatch, capsys, name, length):
+    """As in `evaluate.sh`: 512 tokens for IMDB, 128 for every other task; max_length overrides it."""
     labels = TASKS["imdb"].classes if name == "imdb" else TASKS["hyperpartisan"].classes if name == "hyp" else SCIERC
     rows = [{"text": row["text"], "label": labels[at % len(labels)]} for at, row in enumerate(sentences(30))]
     for split in ("train", "validation"):
@@ -282,8 +283,8 @@ def test_texts_are_cut_as_the_task_is(folder, tmp_path, monkeypatch, capsys, nam
         ("tlm-imdb-large-scale", ("--evaluate_length", "20"), 20),
     ],
 )
-def test_the_recipe_cuts_texts_as_those_of_the_checkpoint_were(folder, tmp_path, monkeypatch, name, options, length):
-    """Whatever the data to score on are called here."""
+def test_recipe_uses_the_max_length_of_the_checkpoint(folder, tmp_path, monkeypatch, name, options, length):
+    """Independent of the local name of the evaluation data."""
     rows = [{"text": row["text"], "label": SCIERC[at % len(SCIERC)]} for at, row in enumerate(sentences(20))]
     for split in ("train", "validation"):
         atomic_write(tmp_path / "reviews" / f"{split}.jsonl", "\n".join(map(json.dumps, rows)))
@@ -300,7 +301,7 @@ def test_the_recipe_cuts_texts_as_those_of_the_checkpoint_were(folder, tmp_path,
 
 
 @pytest.mark.slow
-def test_the_recipe_writes_a_folder_that_loads_without_hf_tlm(folder, batch, tmp_path, monkeypatch, capsys, tokenizer):
+def test_recipe_writes_a_folder_that_loads_without_hf_tlm(folder, batch, tmp_path, monkeypatch, capsys, tokenizer):
     model, out = published(), tmp_path / "out"
     monkeypatch.setattr(sys, "argv", ["publish.py", "--legacy_checkpoint", str(folder(model)), "--output_dir", str(out)])
     runpy.run_path(str(RECIPE), run_name="__main__")

@@ -29,20 +29,20 @@ def plain_counts(texts, window, ignore=()):
 
 @pytest.mark.parametrize("window", [1, 5, 40])
 @pytest.mark.parametrize("ignore", [(), (0, 7)])
-def test_counts_equal_a_double_loop(window, ignore):
+def test_cooccurrence_counts_equal_a_double_loop(window, ignore):
     counts, forgotten = cooccurrence(texts(), V, window=window, ignore=ignore)
     np.testing.assert_allclose(counts.toarray(), plain_counts(texts(), window, ignore), rtol=1e-12)
     assert forgotten == 0.0
 
 
-def test_chunks_do_not_matter(monkeypatch):
+def test_chunk_size_does_not_change_the_counts(monkeypatch):
     whole, _ = cooccurrence(texts(), V)
     monkeypatch.setattr(spectral, "_CHUNK_TOKENS", 17)
     parts, _ = cooccurrence(iter(texts()), V)
     np.testing.assert_allclose(whole.toarray(), parts.toarray(), rtol=1e-12)
 
 
-def test_bounded_memory_forgets_the_rarest_and_says_how_much(monkeypatch):
+def test_max_nonzeros_drops_the_rarest_and_reports_the_share(monkeypatch):
     monkeypatch.setattr(spectral, "_CHUNK_TOKENS", 50)
     full, _ = cooccurrence(texts(300), V)
     counts, forgotten = cooccurrence(texts(300), V, max_nonzeros=400)
@@ -52,9 +52,9 @@ def test_bounded_memory_forgets_the_rarest_and_says_how_much(monkeypatch):
     np.testing.assert_allclose(forgotten, 1 - counts.sum() / full.sum(), rtol=1e-9)
 
 
-def test_ties_do_not_break_the_bound(monkeypatch):
+def test_max_nonzeros_holds_with_equal_counts(monkeypatch):
     monkeypatch.setattr(spectral, "_CHUNK_TOKENS", 20)
-    # Every pair once: all counts are equal.
+    # Every pair occurs once: all counts are equal.
     pairs = [[i, j] for i in range(V) for j in range(i + 1, V)]
     counts, forgotten = cooccurrence(pairs, V, max_nonzeros=50)
     assert counts.nnz <= 2 * 50 and forgotten > 0.5
@@ -84,8 +84,8 @@ def test_embeddings_are_the_svd_and_reproducible():
     np.testing.assert_allclose(one.vectors @ one.vectors.T * 4, exact @ exact.T, atol=1e-3)
 
 
-def test_neighbours_are_similar():
-    """Tokens 0-9 occur together, and tokens 10-19: the two groups come apart."""
+def test_tokens_that_occur_together_are_similar():
+    """Tokens 0-9 occur together, and so do tokens 10-19: the two groups are separated."""
     generator = np.random.default_rng(0)
     rows = [(generator.integers(0, 10, 12) + 10 * (i % 2)).tolist() for i in range(200)]
     vectors = spectral_embeddings(rows, V, 2).vectors
@@ -95,28 +95,28 @@ def test_neighbours_are_similar():
 
 
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)
-def test_write_to_model(model_type):
+def test_embeddings_are_written_to_the_model(model_type):
     set_seed(0)
     model = TlmModel.from_config(AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type]))
     weight = model.get_input_embeddings().weight
     before = weight.detach().clone()
-    made = spectral_embeddings(texts(), 120, weight.shape[1], ignore=(0, 1))
-    made.write_to(model)
+    embeddings = spectral_embeddings(texts(), 120, weight.shape[1], ignore=(0, 1))
+    embeddings.write_to(model)
     assert model.get_input_embeddings().weight is weight
-    known = made.vectors.any(axis=1)
-    assert 20 < known.sum() <= 28 and made.report["tokens_covered"] == known.sum()
+    known = embeddings.vectors.any(axis=1)
+    assert 20 < known.sum() <= 28 and embeddings.report["tokens_covered"] == known.sum()
     assert torch.equal(weight[~torch.from_numpy(known)], before[~torch.from_numpy(known)])
-    assert torch.equal(weight[torch.from_numpy(known)], torch.from_numpy(made.vectors[known]))
+    assert torch.equal(weight[torch.from_numpy(known)], torch.from_numpy(embeddings.vectors[known]))
     tied = [n for n, p in model.named_parameters(remove_duplicate=False) if p is weight]
     assert len(tied) == 2
 
 
-def test_more_dimensions_than_tokens():
-    made = spectral_embeddings([[0, 1, 2, 0, 1]] * 3, 4, 10)
-    assert made.vectors.shape == (4, 10) and np.isfinite(made.vectors).all()
+def test_more_dimensions_than_tokens_are_possible():
+    embeddings = spectral_embeddings([[0, 1, 2, 0, 1]] * 3, 4, 10)
+    assert embeddings.vectors.shape == (4, 10) and np.isfinite(embeddings.vectors).all()
 
 
-def test_errors():
+def test_invalid_inputs_are_refused():
     with pytest.raises(ModelError, match="at least two tokens"):
         spectral_embeddings([[1], []], V, 4)
     with pytest.raises(ModelError, match="window must be at least 1"):

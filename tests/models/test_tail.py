@@ -1,4 +1,5 @@
-"""What is computed for the chosen tokens alone is what it is for all of them: outputs and every gradient."""
+"""Computing the end of the last layer only for the chosen tokens gives the outputs and gradients of computing it for
+all."""
 
 import pytest
 import torch
@@ -27,8 +28,8 @@ def both_ways(model, tokenizer, row_length, choose=lambda chosen: chosen):
     return found
 
 
-def seen_by_the_tail(model):
-    """The shapes of what the end of the last layer is given."""
+def tail_output_shapes(model):
+    """Return a list that records the output shapes of the modules at the end of the last layer."""
     shapes = []
     for module in Tail(model.base_model).modules:
         module.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape[:2])))
@@ -38,9 +39,9 @@ def seen_by_the_tail(model):
 @families
 @pytest.mark.parametrize("row_length", [None, 36])
 @pytest.mark.usefixtures("modernbert_in_float64")
-def test_equal_outputs_and_gradients(model_type, row_length, tokenizer):
+def test_chosen_tokens_have_equal_outputs_and_gradients(model_type, row_length, tokenizer):
     model = tiny(model_type).eval().double()
-    shapes = seen_by_the_tail(model)
+    shapes = tail_output_shapes(model)
     (hidden, gradients), (expected, expected_gradients) = both_ways(model, tokenizer, row_length)
     assert bool(shapes) == (model_type in SHORTER)
     assert not shapes or shapes[0] == (1, len(hidden)) and shapes[-1] != shapes[0]
@@ -49,16 +50,16 @@ def test_equal_outputs_and_gradients(model_type, row_length, tokenizer):
         torch.testing.assert_close(gradients[name], gradient, **EXACT, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_nothing_chosen(tokenizer):
+def test_no_chosen_tokens_give_no_output(tokenizer):
     (hidden, gradients), _ = both_ways(tiny("bert").eval(), tokenizer, None, torch.zeros_like)
     assert hidden.shape[0] == 0 and not any(g.any() for g in gradients.values() if g is not None)
 
 
-def test_layers_that_are_computed_again_are_computed_whole(tokenizer):
+def test_gradient_checkpointing_computes_complete_layers(tokenizer):
     model = tiny("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).double()
     plain = both_ways(model.train(), tokenizer, None)[0]
     model.activation_checkpointing_enable()
-    shapes = seen_by_the_tail(model)
+    shapes = tail_output_shapes(model)
     again = both_ways(model, tokenizer, None)[0]
     assert (1, len(again[0])) not in shapes
     torch.testing.assert_close(again[0], plain[0])

@@ -1,4 +1,4 @@
-"""One pass, two heads: equal to the two stock classes, in float32 and in gradients, for every family."""
+"""One pass with two heads equals the two stock classes, in float32 outputs and in gradients, for every family."""
 
 import logging
 import shutil
@@ -66,7 +66,7 @@ def test_export_loads_as_stock_classes_with_equal_outputs(model_type, tokenizer,
 @families
 @pytest.mark.usefixtures("modernbert_in_float64")
 def test_loss_and_every_gradient_equal_the_stock_classes(model_type, tokenizer, tmp_path):
-    """Also the proof that projecting the masked positions only equals projecting all of them."""
+    """This also proves that projecting only the masked positions equals projecting all of them."""
     model, inputs = tiny(model_type).eval().double(), batch()
     (classifier, _), (lm, _) = stock_models(model, tokenizer, tmp_path / "out")
     classifier, lm = classifier.eval().double(), lm.eval().double()
@@ -117,25 +117,25 @@ def test_only_the_needed_heads_run(model_type):
 
 
 @families
-def test_without_a_mask_all_tokens_are_read(model_type):
+def test_missing_attention_mask_means_all_tokens(model_type):
     model, inputs = tiny(model_type).eval(), batch()
     for left_out in ((), ("mlm_labels",), ("labels",)):
-        given = {name: value for name, value in inputs.items() if name not in left_out}
-        without = {name: value for name, value in given.items() if name != "attention_mask"}
+        kept = {name: value for name, value in inputs.items() if name not in left_out}
+        without = {name: value for name, value in kept.items() if name != "attention_mask"}
         with torch.no_grad():
-            one, other = model(**without), model(**given | {"attention_mask": torch.ones_like(inputs["input_ids"])})
+            one, other = model(**without), model(**kept | {"attention_mask": torch.ones_like(inputs["input_ids"])})
         assert {*one} == {*other} and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("given", [("position_ids",), ("text_ids",), ("text_ids", "position_ids"), ("first_tokens",)])
-def test_a_part_of_what_packed_rows_have(given):
-    """Positions alone had no effect, and without first tokens a row of texts was one."""
+def test_incomplete_packing_inputs_are_refused(given):
+    """Positions alone had no effect, and without first tokens a row of several texts counted as one."""
     ids = batch()["input_ids"]
     with pytest.raises(ModelError, match="^position_ids, text_ids and first_tokens together describe"):
         tiny("bert")(ids, **dict.fromkeys(given, ids))
 
 
-def test_what_cannot_be_exported(tokenizer, tmp_path):
+def test_export_of_other_objects_is_refused(tokenizer, tmp_path):
     with pytest.raises(ModelError, match="^model: expected a TlmModel or GeneratorDiscriminator; received a Linear."):
         export_stock(torch.nn.Linear(2, 2), tokenizer, tmp_path / "out")
     with pytest.raises(ModelError, match="^tokenizer: expected a PreTrainedTokenizerBase; received none."):
@@ -144,12 +144,12 @@ def test_what_cannot_be_exported(tokenizer, tmp_path):
 
 
 @families
-def test_pairs_of_texts(model_type):
+def test_token_types_are_used_where_the_family_has_them(model_type):
     model, inputs = tiny(model_type).eval(), batch()
     types = torch.zeros_like(inputs["input_ids"])
     types[:, 6:] = 1
     typed, plain = model(**inputs, token_type_ids=types).logits, model(**inputs).logits
-    # What these families' embeddings have a place for makes a difference; the others do not stumble over it.
+    # They change the logits of families with token type embeddings, and are ignored by the others.
     assert torch.equal(typed, plain) == (model_type in ("distilbert", "modernbert", "cocolm"))
 
 
@@ -169,8 +169,8 @@ def test_checkpoint_round_trip_and_classifier_reset(model_type, tokenizer, tmp_p
     assert more(**{**inputs, "labels": inputs["labels"]}).logits.shape == (4, 5)
 
 
-def test_heads_of_the_other_stock_model_are_no_news_and_a_missing_one_is(tokenizer, tmp_path, monkeypatch, caplog):
-    """Of a masked LM transformers said in a table that its head is UNEXPECTED, which is in use."""
+def test_only_missing_heads_are_warned_about(tokenizer, tmp_path, monkeypatch, caplog):
+    """For a masked LM transformers reported its head as UNEXPECTED, although it is used."""
     for logger in ("transformers", "hf_tlm"):
         monkeypatch.setattr(logging.getLogger(logger), "propagate", True)
     export_stock(tiny("bert"), tokenizer, tmp_path / "m")
@@ -183,7 +183,7 @@ def test_heads_of_the_other_stock_model_are_no_news_and_a_missing_one_is(tokeniz
     assert "UNEXPECTED" in caplog.text
 
 
-def test_a_trainer_checkpoint_is_a_stock_classifier_too(tokenizer, tmp_path):
+def test_trainer_checkpoint_loads_as_a_stock_classifier(tokenizer, tmp_path):
     model, inputs = tiny("bert").eval(), batch()
     model.save_pretrained(tmp_path)
     stock = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
@@ -191,21 +191,21 @@ def test_a_trainer_checkpoint_is_a_stock_classifier_too(tokenizer, tmp_path):
     assert torch.equal(logits, model(**inputs).logits)
 
 
-def test_modernbert_mean_pooling(tokenizer, tmp_path):
+def test_modernbert_mean_pooling_equals_the_stock_class(tokenizer, tmp_path):
     model, inputs = tiny("modernbert", classifier_pooling="mean").eval(), batch()
     (stock, _), _ = stock_models(model, tokenizer, tmp_path / "out")
     logits = stock.eval()(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
     torch.testing.assert_close(model(**inputs).logits, logits)
 
 
-def test_a_tokenizer_makes_no_types_for_a_model_that_refuses_them(tokenizer, tmp_path):
-    """transformers 4.57 gives DistilBERT all that its tokenizer makes."""
+def test_exported_tokenizer_omits_token_types_that_the_model_refuses(tokenizer, tmp_path):
+    """transformers 4.57 passes everything that the tokenizer returns to DistilBERT."""
     for model_type in ("distilbert", "bert"):
         export_stock(tiny(model_type), tokenizer, tmp_path / model_type)
-        made = AutoTokenizer.from_pretrained(tmp_path / model_type)("one", "two")
-        assert ("token_type_ids" in made) == (model_type == "bert")
-        assert made["input_ids"] == tokenizer("one", "two")["input_ids"]
-    assert "token_type_ids" in tokenizer("one", "two")  # The one that was given is as it was.
+        encoded = AutoTokenizer.from_pretrained(tmp_path / model_type)("one", "two")
+        assert ("token_type_ids" in encoded) == (model_type == "bert")
+        assert encoded["input_ids"] == tokenizer("one", "two")["input_ids"]
+    assert "token_type_ids" in tokenizer("one", "two")  # The given tokenizer is unchanged.
 
 
 def test_failed_export_keeps_the_old_folder(tokenizer, tmp_path, monkeypatch):
@@ -223,8 +223,8 @@ def test_failed_export_keeps_the_old_folder(tokenizer, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("names", [["no", "yes"], ("no", "yes"), {"0": "no", "1": "yes"}, {1: "yes", 0: "no"}])
-def test_names_of_classes_may_be_listed_or_as_json_has_them(names, tokenizer, tmp_path):
-    """Indices that stayed texts were classes that no prediction had."""
+def test_class_names_may_be_a_list_or_a_mapping_with_string_keys(names, tokenizer, tmp_path):
+    """Indices that remained strings became classes that no prediction had."""
     model = TlmModel.from_config(build_config(TestBuildConfig.CONFIG, tokenizer, id2label=names, max_length=16))
     export_stock(model, tokenizer, tmp_path / "out")
     again = TlmModel.from_checkpoint(tmp_path / "out", id2label=names)
@@ -238,7 +238,7 @@ def test_names_of_classes_may_be_listed_or_as_json_has_them(names, tokenizer, tm
 @pytest.mark.parametrize(
     "names", [None, 2, "ab", {}, [], {"no": 0, "yes": 1}, {0: "no", 2: "yes"}, {0: "no", "0": "yes"}, [0, 1], {1: "yes"}]
 )
-def test_what_names_no_classes(names, tokenizer, tmp_path):
+def test_invalid_class_names_are_refused(names, tokenizer, tmp_path):
     for ask in (
         lambda: build_config(TestBuildConfig.CONFIG, tokenizer, id2label=names, max_length=16),
         lambda: TlmModel.from_checkpoint("a/b", id2label=names),
@@ -254,7 +254,7 @@ class TestBuildConfig:
     def build(self, tokenizer, config, max_length=32):
         return build_config(config, tokenizer, id2label={0: "no", 1: "yes"}, max_length=max_length)
 
-    def test_values(self, tokenizer, tmp_path):
+    def test_config_is_built_from_a_mapping_or_a_file(self, tokenizer, tmp_path):
         config = self.build(tokenizer, self.CONFIG)
         assert (config.vocab_size, config.num_labels, config.pad_token_id) == (len(tokenizer), 2, 0)
         assert config.label2id == {"no": 0, "yes": 1}
@@ -272,18 +272,18 @@ class TestBuildConfig:
             ("missing/config.json", "neither a JSON file"),
         ],
     )
-    def test_errors(self, tokenizer, config, message):
+    def test_invalid_configs_are_refused(self, tokenizer, config, message):
         with pytest.raises(ModelError, match=message):
             self.build(tokenizer, config)
 
-    def test_too_few_positions(self, tokenizer):
+    def test_too_few_positions_are_refused(self, tokenizer):
         with pytest.raises(ModelError, match="max_length 41 needs 41 positions"):
             self.build(tokenizer, self.CONFIG, max_length=41)
         with pytest.raises(ModelError, match="max_length 40 needs 41 positions"):
             self.build(tokenizer, {**self.CONFIG, "model_type": "roberta"}, max_length=40)
 
-    def test_rotary_positions_are_as_many_as_are_asked_for(self, tokenizer):
-        """They are no weights: a longer text is read by the same model."""
+    def test_rotary_positions_follow_max_length(self, tokenizer):
+        """They are not weights: the same model can read longer texts."""
         long = self.build(tokenizer, {**self.CONFIG, "model_type": "modernbert"}, max_length=90)
         short = self.build(tokenizer, {**self.CONFIG, "model_type": "modernbert"}, max_length=30)
         assert (long.max_position_embeddings, short.max_position_embeddings) == (90, 40)
@@ -293,6 +293,6 @@ class TestBuildConfig:
         assert TlmModel.from_config(long)(rows, torch.ones_like(rows)).logits.isfinite().all()
 
 
-def test_an_attention_implementation_that_is_not_there():
+def test_unavailable_attention_implementation_is_refused():
     with pytest.raises(ModelError, match="cannot create a bert model from this config: .*FlashAttention2"):
         tiny("bert", attn_implementation="flash_attention_2")

@@ -1,4 +1,4 @@
-"""How often a GPU is waited for in a forward and a backward pass: wherever the CPU has to know what was computed there."""
+"""How often a forward and backward pass synchronises with the GPU: where the CPU needs computed values."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ _aten = torch.ops.aten
 
 
 class _Waits(TorchDispatchMode):
-    """The operators whose results' shapes, or which numbers of Python, depend on what is in a tensor."""
+    """Records operators whose output shape, or whose Python number, depends on values in a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -44,18 +44,18 @@ def model_of(model_type, **options):
 @pytest.mark.parametrize(
     "model_type,objective,options,waits",
     [
-        # Where the masked tokens are.
+        # For the positions of the masked tokens.
         ("bert", Mlm(), {}, 1),
-        # And the real ones.
+        # Also for the real tokens.
         ("electra", WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection())), {}, 2),
-        # And the masked ones among the real ones, for the loss and for its accuracies.
+        # Also for the masked tokens among the real ones, for the loss and for its accuracies.
         ("cocolm", WeightedSum((1.0, Mlm()), (1.0, CorrectiveLm())), {"heads": "clm", "apart": True}, 4),
     ],
 )
-def test_a_pass_waits_no_more_often_than_it_must(model_type, objective, options, waits, task, tokenizer):
-    """Packed rows."""
+def test_number_of_synchronisations_of_a_pass(model_type, objective, options, waits, task, tokenizer):
+    """With packed rows."""
     model = model_of(model_type, **options).train()
-    set_dropout(model, 0.0)  # On a CPU each draws a seed, which is a number of Python.
+    set_dropout(model, 0.0)  # On a CPU each dropout draws a seed, which is a Python number.
     batch = TlmCollator(tokenizer, row_length=40, replacing=model_type != "bert", seed=1)(texts(task, pairs=True))
     if task:
         objective = WeightedSum((1.0, objective), (1.0, TaskLoss(class_weights=[1.0, 2.0, 1.0])))

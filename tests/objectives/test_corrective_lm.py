@@ -1,4 +1,4 @@
-"""Corrective language modelling: equation 2 written out, its switches, and where the plain form overflows."""
+"""Corrective language modelling: equation 2 written out, its switches, and logits for which the plain form overflows."""
 
 from types import SimpleNamespace
 
@@ -29,20 +29,20 @@ def parameters(dtype=torch.float64):
 
 
 def texts():
-    """Padding in the second row; of four masked tokens one was drawn as it was."""
+    """Return texts with padding in the second row, and four masked tokens of which one was replaced by itself."""
     original = torch.arange(R * S).view(R, S) % V
     attention_mask = torch.ones(R, S, dtype=torch.long)
     attention_mask[1, 4:] = 0
     current = original.clone()
     mlm_labels = torch.full((R, S), -100)
-    for row, place, drawn in ((0, 1, 9), (0, 4, 4), (1, 3, 0), (2, 5, 1)):
-        mlm_labels[row, place], current[row, place] = original[row, place], drawn
+    for row, position, drawn in ((0, 1, 9), (0, 4, 4), (1, 3, 0), (2, 5, 1)):
+        mlm_labels[row, position], current[row, position] = original[row, position], drawn
     assert (mlm_labels != -100).sum() == 4 and (current != original).sum() == 3
     return original, current, {"attention_mask": attention_mask, "mlm_labels": mlm_labels}
 
 
 def ours(objective, p, max_logits):
-    """As a model calls it: the head's part on the real tokens, then the objective on the outputs."""
+    """Call the objective as a model does: the head's part on the real tokens, then the objective on the outputs."""
     original, current, batch = texts()
     real = batch["attention_mask"].bool()
     hidden, labels, input_ids = p["hidden"][real], original[real], current[real]
@@ -61,19 +61,19 @@ def ours(objective, p, max_logits):
 
 
 def plain(p, lambda_copy=50.0, copy=True, stop_gradient=True, all_tokens=False):
-    """Equation 2, token by token, with exponentials."""
+    """Compute equation 2 token by token, with exponentials."""
     original, current, batch = texts()
     of_copy, of_lm = [], []
     for row in range(R):
-        for place in range(S):
-            if not batch["attention_mask"][row, place]:
+        for position in range(S):
+            if not batch["attention_mask"][row, position]:
                 continue
-            h, x = p["hidden"][row, place], original[row, place]
-            same = bool(current[row, place] == x)
+            h, x = p["hidden"][row, position], original[row, position]
+            same = bool(current[row, position] == x)
             e = torch.exp(p["w_copy"] @ h)
             p_copy = {1: e / (e + 1), 0: 1 / (e + 1)}
             of_copy.append(-torch.log(p_copy[int(same)]))
-            if not all_tokens and batch["mlm_labels"][row, place] == -100:
+            if not all_tokens and batch["mlm_labels"][row, position] == -100:
                 continue
             if stop_gradient:
                 p_copy = {y: value.detach() for y, value in p_copy.items()}
@@ -117,7 +117,7 @@ def test_each_switch_changes_only_its_term():
         ({"copy": False}, {"loss", "lm_loss", "lm_accuracy_original"}),
         ({"all_tokens": True}, {"loss", "lm_loss"}),
         ({"lambda_copy": 1.0}, {"loss"}),
-        ({"stop_gradient": False}, set()),  # Gradients only: see above.
+        ({"stop_gradient": False}, set()),  # Changes only gradients: see above.
     ):
         found = ours(CorrectiveLm(**switches), parameters(), V)
         assert {name for name in base if not torch.allclose(base[name], found[name])} == changed
@@ -125,13 +125,14 @@ def test_each_switch_changes_only_its_term():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stop_gradient", [True, False])
-def test_extreme_logits(dtype, stop_gradient):
-    """Scores of +-30000, where exp overflows or is 0: every loss is the linear function that it tends to."""
+def test_extreme_logits_give_finite_losses_and_gradients(dtype, stop_gradient):
+    """For scores of +-30000, where exp overflows or is 0, every loss equals its linear limit."""
     hidden = torch.tensor([[1.0], [1.0], [1.0], [1.0], [-1.0]], dtype=dtype, requires_grad=True)
     weight = torch.tensor([[30000.0], [-30000.0], [0.0]], dtype=dtype, requires_grad=True)
     z = torch.tensor([30000.0, 30000.0, -30000.0, -30000.0, 30000.0], dtype=dtype, requires_grad=True)
     labels, input_ids = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([1, 2, 1, 2, 0])
-    # Copied; improbably corrected to an improbable token; improbably copied, the easier of two ways; corrected; copied.
+    # Copied; improbably corrected to an improbable token; improbably copied, the cheaper of two ways; corrected;
+    # copied.
     high = z[0].detach().double()
     expected = 0 + (high + 2 * high) + high + 0 + 0
     loss = corrective_lm_loss(hidden, weight, None, z, labels, input_ids, stop_gradient=stop_gradient, max_logits=6)
@@ -140,7 +141,7 @@ def test_extreme_logits(dtype, stop_gradient):
     torch.testing.assert_close(total.double(), expected + high + high, rtol=1e-6, atol=0)
     total.backward()
     assert all(tensor.grad.isfinite().all() for tensor in (hidden, weight, z))
-    # d L_copy / dz = p - y; without the stop-gradient the two improbable ways pull at z, too.
+    # d L_copy / dz = p - y; without the stop-gradient the two improbable cases also contribute to z.
     by_copy = torch.tensor([0.0, 1.0, -1.0, 0.0, 0.0])
     if not stop_gradient:
         by_copy[1:3] *= 2
@@ -152,7 +153,7 @@ def test_extreme_logits(dtype, stop_gradient):
     assert not overflowing.isfinite().all()
 
 
-def test_blocks_are_seen_and_bounded():
+def test_logits_are_computed_in_bounded_blocks():
     p, seen = parameters(), []
     hidden = p["hidden"].flatten(0, 1)
     options = {"max_logits": 4 * V, "visit": lambda rows, logits: seen.append((rows.start, tuple(logits.shape)))}
@@ -169,14 +170,14 @@ def test_outer_none_is_minus_the_log_probability():
     assert torch.equal(other, linear_cross_entropy(hidden, p["embedding"], p["bias"], ids))
 
 
-def test_counts_and_shares():
+def test_counts_and_accuracies():
     *_, batch = texts()
     assert CorrectiveLm().count(batch) == {"copy": 16, "lm": 4}
     assert CorrectiveLm(all_tokens=True).count(batch) == {"copy": 16, "lm": 16}
     logits = torch.full((16,), 2.0)
     replaced = torch.arange(16) < 3
     logits[0] = -1.0
-    # Of the four masked tokens three were replaced; the LM is right at one of those, and at the fourth.
+    # Of the four masked tokens three were replaced; the LM is correct at one of those, and at the fourth.
     right = torch.zeros(16, dtype=torch.bool)
     right[[1, 15]] = True
     batch["mlm_labels"] = torch.full_like(batch["mlm_labels"], -100)
@@ -195,8 +196,8 @@ def test_counts_and_shares():
 
 @pytest.mark.parametrize("all_tokens", [False, True])
 @pytest.mark.parametrize("copy", [True, False])
-def test_where_the_lm_is_right(copy, all_tokens):
-    """By the largest probability of equation 2, token by token; in small blocks as at once."""
+def test_lm_accuracy_uses_the_probabilities_of_equation_2(copy, all_tokens):
+    """Token by token; in small blocks as in a single one."""
     generator = torch.Generator().manual_seed(2)
     hidden, embedding = torch.randn(40, H, generator=generator), 2 * torch.randn(V, H, generator=generator)
     copy_logits = 2 * torch.randn(40, generator=generator)
@@ -217,7 +218,7 @@ def test_where_the_lm_is_right(copy, all_tokens):
     assert 3 < sum(expected) < 37
 
 
-def test_nothing_masked():
+def test_no_masked_tokens_give_zero_lm_loss():
     batch = {"attention_mask": torch.ones(1, 2, dtype=torch.long), "mlm_labels": torch.full((1, 2), -100)}
     objective, hidden = CorrectiveLm(), torch.zeros(2, H)
     nothing = torch.zeros(2, dtype=torch.bool)
@@ -239,6 +240,6 @@ def test_nothing_masked():
         ({"lambda_copy": 0.0}, "copy head untrained"),
     ],
 )
-def test_errors(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(HfTlmError, match=message):
         CorrectiveLm(**arguments)

@@ -1,4 +1,4 @@
-"""Losses and gradients against plain transcriptions of the equations; the two normalisations; the counts."""
+"""Losses and gradients compared with plain transcriptions of the equations; the two normalisations; the counts."""
 
 import math
 from types import SimpleNamespace
@@ -23,8 +23,8 @@ from hf_tlm.objectives.terms import accumulation_dtype, mean
 RHO2 = 20.0
 
 
-def test_a_mean_over_processes_may_be_of_less_than_one_token():
-    """One masked token on one of four processes: DDP's mean over them gives it its whole gradient."""
+def test_mean_over_processes_may_divide_by_less_than_one_token():
+    """With one masked token on one of four processes, DDP's mean over them gives it its complete gradient."""
     outputs, batch = case()
     quarter = Mlm()(outputs, batch, {"mlm": torch.tensor(0.25, dtype=torch.float64)})["loss"]
     assert quarter.item() == pytest.approx(4 * outputs.mlm_loss.item())
@@ -32,7 +32,7 @@ def test_a_mean_over_processes_may_be_of_less_than_one_token():
     assert nothing.item() == 0.0
 
 
-def test_sums_are_as_wide_as_the_device_allows():
+def test_accumulation_dtype_depends_on_the_device():
     assert accumulation_dtype(torch.device("cpu")) == accumulation_dtype(torch.device("cuda")) == torch.float64
     assert accumulation_dtype(torch.device("mps")) == torch.float32
 
@@ -42,7 +42,7 @@ def case():
     mlm_labels = torch.full((3, 5), -100)
     mlm_labels[0, 1], mlm_labels[2, 0], mlm_labels[2, 4] = 3, 0, 6
     mlm_logits = torch.randn(3, 7, generator=generator, dtype=torch.float64).float().requires_grad_()
-    # What the model gives: the sum of the losses at the masked places, in row-major order.
+    # As the model returns it: the sum of the losses at the masked positions, in row-major order.
     mlm_loss = torch.nn.functional.cross_entropy(mlm_logits, torch.tensor([3, 0, 6]), reduction="sum")
     outputs = SimpleNamespace(
         mlm_logits=mlm_logits, mlm_loss=mlm_loss, logits=torch.randn(3, 4, generator=generator).requires_grad_()
@@ -51,7 +51,7 @@ def case():
 
 
 def plain(outputs):
-    """-log p of each target, one by one."""
+    """Compute -log p of each target, one by one."""
 
     def nll(row, target):
         return -(row[target] - torch.log(torch.exp(row).sum()))
@@ -68,7 +68,7 @@ def plain(outputs):
         (WeightedMean, lambda mlm, task: (RHO2 * mlm + task) / (RHO2 + 1)),
     ],
 )
-def test_equation(combine, equation):
+def test_weighted_losses_equal_the_equation(combine, equation):
     outputs, batch = case()
     terms = combine((RHO2, Mlm()), (1.0, TaskLoss()))(outputs, batch)
     terms["loss"].backward()
@@ -90,22 +90,22 @@ def test_zero_weight_is_not_computed():
 
 
 @pytest.mark.parametrize("weights", [(-1.0, 1.0), (0.0, 0.0), (math.inf, 1.0), (math.nan, 1.0)])
-def test_bad_weights(weights):
+def test_invalid_weights_are_refused(weights):
     with pytest.raises(HfTlmError, match="finite weights"):
         WeightedSum((weights[0], Mlm()), (weights[1], TaskLoss()))
 
 
-class Own(TaskLoss):
+class OwnLoss(TaskLoss):
     name = "own"
 
 
-def test_losses_of_one_name_are_refused():
-    """They were counted together and logged as one."""
+def test_losses_with_equal_names_are_refused():
+    """They would be counted together and logged as one."""
     for parts in ([(1.0, TaskLoss()), (2.0, TaskLoss(0.1))], [(1.0, TaskLoss()), (1.0, WeightedSum((1.0, RDrop(1.0))))]):
         with pytest.raises(HfTlmError, match="^WeightedMean needs losses with different names, .* received 2 named 'task'"):
             WeightedMean(*parts)
     outputs, batch = case()
-    assert set(WeightedSum((1.0, TaskLoss()), (1.0, Own())).count(batch)) == {"task", "own"}
+    assert set(WeightedSum((1.0, TaskLoss()), (1.0, OwnLoss())).count(batch)) == {"task", "own"}
     WeightedSum((1.0, TaskLoss()), (0.0, TaskLoss(0.1)))
 
 
@@ -121,7 +121,7 @@ def test_losses_of_one_name_are_refused():
         (CorrectiveLm(1.0), "attention_mask"),
     ],
 )
-def test_a_batch_without_what_is_read_is_told(objective, lacking):
+def test_missing_inputs_of_a_batch_are_named(objective, lacking):
     for ask in (lambda: objective({}, {"input_ids": torch.zeros(1, 2)}), lambda: objective.count({"input_ids": None})):
         with pytest.raises(
             HfTlmError, match=f"^{type(objective).__name__} needs {lacking} in a batch, .*a batch with input_ids."
@@ -129,7 +129,7 @@ def test_a_batch_without_what_is_read_is_told(objective, lacking):
             ask()
 
 
-def test_nothing_masked_is_loss_zero_with_a_graph():
+def test_no_masked_tokens_give_zero_loss_with_a_graph():
     outputs, batch = case()
     outputs.mlm_loss = torch.zeros(0, requires_grad=True).sum()
     loss = Mlm()(outputs, {"mlm_labels": torch.full((3, 5), -100)})["loss"]
@@ -169,13 +169,13 @@ def test_label_smoothing():
         (lambda: TeacherLoss(0), "^temperature: expected a number above 0"),
     ],
 )
-def test_what_no_loss_can_be_made_of(make, said):
+def test_invalid_arguments_are_refused(make, said):
     with pytest.raises(HfTlmError, match=said):
         make()
 
 
-def test_a_weight_for_each_class():
-    """Of those of more classes than the model has the first were taken."""
+def test_wrong_number_of_class_weights_is_refused():
+    """With too many weights the first ones would be used."""
     outputs, batch = SimpleNamespace(logits=torch.zeros(2, 3)), {"labels": torch.tensor([0, 2])}
     for weights in ([1.0, 1.0], [1.0] * 4):
         with pytest.raises(HfTlmError, match=f"^class_weights: expected 3, one per class .* received {len(weights)}"):

@@ -1,4 +1,4 @@
-"""R-Drop against a plain transcription of its equation, value and gradient."""
+"""R-Drop compared with a plain transcription of its equation, value and gradient."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from hf_tlm.objectives import RDrop
 
 
 def plain(logits, labels, alpha, smoothing):
-    """Text by text, class by class."""
+    """Compute the loss text by text and class by class."""
     count, classes = len(labels), logits.shape[1]
     p, q = logits[:count].softmax(-1), logits[count:].softmax(-1)
     total = 0.0
@@ -26,7 +26,7 @@ def plain(logits, labels, alpha, smoothing):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("alpha", [0.5, 3.0])
-def test_equation(alpha, smoothing):
+def test_loss_and_gradient_equal_the_equation(alpha, smoothing):
     torch.manual_seed(0)
     ours = torch.randn(10, 4, requires_grad=True)
     theirs = ours.detach().double().requires_grad_()
@@ -40,7 +40,7 @@ def test_equation(alpha, smoothing):
     assert loss["loss"].item() == pytest.approx((loss["task_loss"] + alpha * loss["rdrop_loss"]).item(), rel=1e-6)
 
 
-def test_micro_batches_add_up():
+def test_losses_of_micro_batches_add_up():
     torch.manual_seed(0)
     logits, labels = torch.randn(2, 6, 3), torch.tensor([0, 1, 2, 2, 1, 0])
     whole = RDrop(1.0)(SimpleNamespace(logits=logits.flatten(0, 1)), {"labels": labels})["loss"]
@@ -53,7 +53,7 @@ def test_micro_batches_add_up():
     assert sum(part["loss"] for part in parts).item() == pytest.approx(whole.item(), rel=1e-6)
 
 
-def test_a_batch_twice():
+def test_repeat_rows_repeats_a_packed_batch():
     packed = {
         "input_ids": torch.tensor([[5, 6, 7, 8], [9, 9, 0, 0]]),
         "text_ids": torch.tensor([[1, 1, 2, 2], [3, 3, 0, 0]]),
@@ -68,7 +68,7 @@ def test_a_batch_twice():
     assert packed["first_tokens"].tolist() == [0, 2, 4], "the batch itself is left alone"
 
 
-def test_texts_without_a_label_count_for_nothing():
+def test_unlabelled_texts_do_not_count():
     torch.manual_seed(0)
     logits, labels = torch.randn(8, 3), torch.tensor([0, 2, -100, -100])
     labelled = logits[[0, 1, 4, 5]]

@@ -1,4 +1,4 @@
-"""Sequence contrastive learning against equation 3 written out (on two processes: `tests/training`)."""
+"""Sequence contrastive learning compared with equation 3 written out (on two processes: `tests/training`)."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ def vectors(dtype=torch.float64, number=N):
 
 
 def plain(corrupted, cropped, temperature):
-    """Equation 3, sequence by sequence, with exponentials: the loss's terms."""
+    """Compute the loss's terms of equation 3 sequence by sequence, with exponentials."""
 
     def score(a, b):
         return torch.exp((a @ b) / (a.norm() * b.norm()) / temperature)
@@ -50,12 +50,12 @@ def test_loss_and_gradients_equal_the_equation(temperature):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_the_two_views_are_symmetrical():
+def test_loss_is_symmetric_in_the_two_views():
     corrupted, cropped = vectors()
     assert torch.allclose(contrastive_loss(corrupted, cropped)[0], contrastive_loss(cropped, corrupted)[0])
 
 
-def test_cosines():
+def test_cosines_of_positive_and_negative_pairs():
     corrupted, cropped = vectors()
     terms = objective_of(corrupted, cropped)
     sequences = torch.cat([corrupted, cropped]).detach()
@@ -69,25 +69,25 @@ def test_cosines():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_temperature_at_which_the_plain_form_overflows(dtype):
+def test_small_temperatures_do_not_overflow(dtype):
     corrupted, cropped = vectors(dtype)
     loss, *_ = contrastive_loss(corrupted, cropped, 1e-3)
     loss.backward()
     assert all(x.grad.isfinite().all() for x in (corrupted, cropped))
     exact = torch.stack(plain(*(x.detach().double() for x in (corrupted, cropped)), 1e-2)).sum()
     assert not torch.stack(plain(*(x.detach().float() for x in (corrupted, cropped)), 1e-3)).isfinite().all()
-    # At 0.01 float64 still holds the plain form.
+    # At 0.01 the plain form does not overflow in float64.
     torch.testing.assert_close(contrastive_loss(corrupted, cropped, 1e-2)[0].double(), exact, rtol=1e-4, atol=0)
 
 
-def test_one_text_has_nothing_to_learn():
+def test_single_text_has_zero_loss():
     corrupted, cropped = vectors(number=1)
     terms = objective_of(corrupted, cropped)
     terms["loss"].backward()
     assert terms["loss"] == 0 and corrupted.grad.abs().max() < 1e-12 and terms["cosine_negative"][1] == 0
 
 
-def test_count():
+def test_loss_is_divided_by_the_count():
     batch = {"input_ids": torch.zeros(3, 7, dtype=torch.long)}
     assert SequenceContrastive().count(batch) == {"scl": 6}
     assert SequenceContrastive().count({**batch, "first_tokens": torch.arange(4)}) == {"scl": 8}
@@ -97,6 +97,6 @@ def test_count():
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_errors(temperature):
+def test_invalid_temperature_is_refused(temperature):
     with pytest.raises(HfTlmError, match=f"positive; received {temperature}"):
         SequenceContrastive(temperature)

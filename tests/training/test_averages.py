@@ -1,4 +1,4 @@
-"""Averaged weights: the average itself, what is scored and saved of it, and that a run resumes exactly."""
+"""Averaged weights: the average itself, which weights are evaluated and saved, and exact resuming."""
 
 import math
 
@@ -19,7 +19,8 @@ DROPPING = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
 class Recorded(TrainerCallback):
-    """The weights after every step, before they are averaged (callbacks are called in the order they were added)."""
+    """Records the weights after every step, before they are averaged (callbacks are called in the order they were
+    added)."""
 
     def __init__(self):
         self.steps = []
@@ -49,15 +50,15 @@ def weights(model):
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-def test_the_average_and_what_is_kept(tmp_path, tokenizer):
+def test_averages_are_saved_and_evaluated(tmp_path, tokenizer):
     recorded = Recorded()
     trainer = stage_2(tmp_path, tokenizer, [recorded])
     average = {name: value.double() for name, value in weights(trainer.model).items()}
     trainer.train()
     expected = []
-    for step, of_step in enumerate(recorded.steps, start=1):
+    for step, raw_weights in enumerate(recorded.steps, start=1):
         decay = min(DECAY, (1 + step) / (10 + step))
-        average = {name: decay * average[name] + (1 - decay) * of_step[name].double() for name in average}
+        average = {name: decay * average[name] + (1 - decay) * raw_weights[name].double() for name in average}
         expected.append(average)
     assert len(expected) == 8
     for step in (4, 8):
@@ -67,13 +68,13 @@ def test_the_average_and_what_is_kept(tmp_path, tokenizer):
             torch.testing.assert_close(saved[name], expected[step - 1][name].float(), rtol=1e-5, atol=1e-6)
             assert torch.equal(raw[name], weight)
         assert any(not torch.equal(saved[name], raw[name]) for name in raw)
-    # The best checkpoint's averages are what the run ends with, and what its validation score is of.
+    # The run ends with the averages of the best checkpoint, and they have its validation score.
     best = load_file(f"{trainer.state.best_model_checkpoint}/model.safetensors")
     assert all(torch.equal(weight, best[name]) for name, weight in weights(trainer.model).items())
     assert trainer.evaluate()["eval_macro_f1"] == trainer.state.best_metric
 
 
-def test_training_itself_does_not_change(tmp_path, tokenizer):
+def test_averaging_does_not_change_training(tmp_path, tokenizer):
     with_average, without = Recorded(), Recorded()
     stage_2(tmp_path / "a", tokenizer, [with_average]).train()
     stage_2(tmp_path / "b", tokenizer, [without], stage2_ema_decay=0.0).train()
@@ -82,7 +83,7 @@ def test_training_itself_does_not_change(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("changes", [{}, {"stage2_rdrop": 1.0, "stage2_label_smoothing": 0.1}], ids=["ema", "rdrop"])
-def test_resumes_bit_for_bit(tmp_path, tokenizer, changes):
+def test_run_resumes_bit_for_bit(tmp_path, tokenizer, changes):
     whole = stage_2(tmp_path / "whole", tokenizer, **changes)
     whole.train()
 
@@ -114,8 +115,8 @@ def test_rdrop_logs_both_terms_and_counts_both_passes(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("packing", ["none", "group", "pack"])
-def test_rdrop_is_of_the_same_texts_however_they_lie(tmp_path, tokenizer, packing):
-    """With dropout so rare that none falls, the loss is the task's alone."""
+def test_rdrop_compares_the_same_texts_in_any_layout(tmp_path, tokenizer, packing):
+    """With dropout so rare that nothing is dropped, the loss equals the task loss."""
     config = {"hidden_dropout_prob": 1e-9, "attention_probs_dropout_prob": 0.0}
     common = {"config": config, "stage2_ema_decay": 0.0, "packing": packing}
     runs = [stage_2(tmp_path / f"{alpha}", tokenizer, stage2_rdrop=alpha, **common) for alpha in (0.0, 1.0)]
@@ -131,7 +132,7 @@ def without_dropout(folder, tokenizer):
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(tmp_path, tokenizer):
+def test_two_processes_equal_one(tmp_path, tokenizer):
     for processes in (1, 2):
         assert run_processes(without_dropout, tmp_path / str(processes), tokenizer, processes=processes) == [0] * processes
     one, two = (load_file(tmp_path / str(n) / "checkpoint-8" / "model.safetensors") for n in (1, 2))
@@ -150,7 +151,7 @@ def test_two_processes_are_one(tmp_path, tokenizer):
         ({"stage2_rdrop": 1.0, "stage2_rho2": 0.1}, "stage2_rho2 0.1 masks the text. Remove one of the two"),
     ],
 )
-def test_refused(tmp_path, values, message):
+def test_invalid_values_are_refused(tmp_path, values, message):
     with pytest.raises(ArgumentsError, match=message):
         TlmArguments(output_dir=str(tmp_path), **QUIET, **values)
 
@@ -161,13 +162,13 @@ def test_rdrop_without_dropout_is_refused(tmp_path, tokenizer):
         stage_2(tmp_path, tokenizer, config=none, stage2_rdrop=1.0)
 
 
-def test_averages_need_whole_weights(tmp_path, monkeypatch):
+def test_averages_with_fsdp_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ArgumentsError, match="does not work with FSDP"):
         TlmArguments(output_dir=str(tmp_path), **QUIET, stage2_ema_decay=0.9)
 
 
-def test_smoothing_is_of_stage_2_alone(tmp_path):
+def test_label_smoothing_is_set_per_stage(tmp_path):
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, label_smoothing_factor=0.2, stage2_label_smoothing=0.0)
     found = {stage: args.for_stage(stage, tmp_path, 0, "macro_f1").label_smoothing_factor for stage in (1, 2)}
     assert found == {1: 0.2, 2: 0.0}

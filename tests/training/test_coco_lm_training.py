@@ -1,4 +1,4 @@
-"""COCO-LM in the Trainer: the equation, equal steps however they are split, two processes, both recipes."""
+"""COCO-LM in the Trainer: the equations, accumulation, two processes, and both recipes."""
 
 import json
 import math
@@ -33,8 +33,9 @@ SHARES += ("replaced_fraction", "generator_accuracy")
 COSINES = ("cosine_positive", "cosine_negative")
 
 
-def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
-    """Task batches: (rho2 (L_mlm + 50 L_copy + L_lm + L_scl) + L_task) / (rho2 + 1), each mean over the whole step."""
+def test_first_step_equals_the_equation(tmp_path, data, tokenizer):
+    """Task batches: (rho2 (L_mlm + 50 L_copy + L_lm + L_scl) + L_task) / (rho2 + 1), with each mean over the complete
+    step."""
     settings = {**COCO_LM, "rho1": 0, "rho2": 3.0, "max_steps": 1, "max_grad_norm": 0.0, "per_device_train_batch_size": 16}
     settings["packing"] = "none"
     gradients = Gradients()
@@ -65,8 +66,8 @@ def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clm", ["full", "all_token", "rtd"])
-def test_1x8_equals_8x1_without_contrast(tmp_path, data, tokenizer, clm):
-    """Of contrastive learning the negatives are those of a micro-batch; every other term does not notice."""
+def test_accumulation_gives_the_same_step_without_contrast(tmp_path, data, tokenizer, clm):
+    """The negatives of contrastive learning are those of a micro-batch; all other terms are independent of it."""
     runs = {}
     for batch_size, accumulation, packing in ((8, 1, "pack"), (1, 8, "none")):
         gradients = Gradients()
@@ -92,37 +93,37 @@ def test_1x8_equals_8x1_without_contrast(tmp_path, data, tokenizer, clm):
         torch.testing.assert_close(gradient, runs["pack"][1][name], rtol=1e-4, atol=2e-6, msg=name)
 
 
-def test_contrast_is_within_micro_batches(tmp_path, data, tokenizer):
+def test_contrastive_negatives_are_those_of_the_micro_batch(tmp_path, data, tokenizer):
     entries = []
     for batch_size, accumulation in ((8, 1), (4, 2)):
         sizes = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
         run = trainer(tmp_path, data, tokenizer, **COCO_LM, rho1=math.inf, packing="none", max_steps=1, **sizes)
         run.train()
         entries.append(run.state.log_history[0])
-    shares = [name for name in SHARES if f"corpus/{name}" in entries[0]]  # None is told of nothing.
+    shares = [name for name in SHARES if f"corpus/{name}" in entries[0]]  # Accuracies over no tokens are not logged.
     for name in (*LOSSES, *shares, "cosine_positive"):
         assert entries[0][f"corpus/{name}"] == pytest.approx(entries[1][f"corpus/{name}"], rel=1e-4), name
-    # As many sequences compete: twice 8 and twice 4.
+    # The number of competing sequences: twice 8 and twice 4.
     assert entries[0]["corpus/scl_loss"] > entries[1]["corpus/scl_loss"] + 0.3
 
 
-def test_it_learns_and_every_parameter_moves(tmp_path, data, tokenizer):
+def test_losses_fall_and_every_parameter_changes(tmp_path, data, tokenizer):
     settings = {**COCO_LM, "scl_projection": "mlp", "rho1": 1, "max_steps": 30, "learning_rate": 3e-3, "logging_steps": 6}
     run = trainer(tmp_path, data, tokenizer, **settings)
     before = weights(run)
     run.train()
     after = weights(run)
     assert not [n for n in before if before[n].is_floating_point() and torch.equal(before[n], after[n])]
-    first, last = (run.state.log_history[place] for place in (0, 4))
+    first, last = (run.state.log_history[index] for index in (0, 4))
     assert all(last[f"corpus/{name}"] < first[f"corpus/{name}"] for name in ("mlm_loss", "copy_loss"))
     assert {f"{stream}/{name}" for stream in ("corpus", "task") for name in (*LOSSES, *SHARES, *COSINES)} <= last.keys()
 
 
-def test_contrast_draws_views_together(tmp_path, data, tokenizer):
-    """With little else to learn, and a temperature at which a toy sees it soon."""
+def test_contrastive_learning_brings_views_closer(tmp_path, data, tokenizer):
+    """With little else to learn, and a temperature at which a toy model learns it quickly."""
     contrast = WeightedSum((1.0, SequenceContrastive(0.1)), (1e-3, CorrectiveLm()))
     settings = {**COCO_LM, "rho1": math.inf, "max_steps": 24, "learning_rate": 5e-3, "logging_steps": 4}
-    larger = {**NO_DROPOUT, "initializer_range": 0.3}  # From far smaller weights a [CLS] hardly depends on its text.
+    larger = {**NO_DROPOUT, "initializer_range": 0.3}  # With much smaller weights, [CLS] hardly depends on the text.
     run = trainer(tmp_path, data, tokenizer, config=larger, **settings, objectives={"corpus": contrast})
     run.train()
     gaps = [
@@ -134,13 +135,13 @@ def test_contrast_draws_views_together(tmp_path, data, tokenizer):
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
-    """Contrastive learning included, whose negatives are all processes'."""
+def test_two_processes_equal_one(tmp_path, tokenizer, corpus_rows):
+    """Including contrastive learning, whose negatives come from all processes."""
     names = [f"{stream}/{name}" for stream in ("corpus", "task") for name in ("scl_loss", "lm_loss", *COSINES)]
     two_are_one(tmp_path, tokenizer, corpus_rows, COCO_LM, *names)
 
 
-def test_passages_are_evaluated_by_the_corpus_objective(tmp_path, data, tokenizer):
+def test_passages_are_evaluated_with_the_corpus_objective(tmp_path, data, tokenizer):
     held_out = data["corpus"].select(range(20)).add_column("draw", list(range(20)))
     run = trainer(
         tmp_path, data | {"train": None, "validation": held_out}, tokenizer, **COCO_LM, rho1=math.inf, metrics=False
@@ -158,7 +159,7 @@ def config(tmp_path, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clm", ["full", "rtd"])
-def test_both_stages_and_export(tmp_path, task, corpus, tokenizer, clm):
+def test_both_stages_and_the_export(tmp_path, task, corpus, tokenizer, clm):
     steps = {"max_steps": 4, "stage2_max_steps": 4, "stage2_eval_steps": 2}
     args = TlmArguments(
         output_dir=str(tmp_path / "run"), **QUIET, **steps, objective="cocolm", clm=clm, rho1=1, max_length=32
@@ -178,7 +179,7 @@ def test_both_stages_and_export(tmp_path, task, corpus, tokenizer, clm):
     assert "masked-LM loss of the auxiliary model + 50 x" in card and 'subfolder="generator"' in card
 
 
-def test_pretraining_and_a_frozen_auxiliary_model_from_it(tmp_path, corpus):
+def test_pretrained_generator_is_a_frozen_auxiliary_model(tmp_path, corpus):
     blocks = BlockArguments(validation_share=0.2)
     common = {**QUIET, "objective": "cocolm", "max_steps": 2, "max_length": 16, "total_batch_size": 8}
     args = PretrainArguments(output_dir=str(tmp_path / "one"), **common)
@@ -197,8 +198,8 @@ def test_pretraining_and_a_frozen_auxiliary_model_from_it(tmp_path, corpus):
     assert all(torch.equal(value, state[name]) for name, value in generator.state_dict().items())
 
 
-def test_options_reach_objective_and_model(tmp_path, tokenizer):
-    def made(**changes):
+def test_options_reach_the_objective_and_the_model(tmp_path, tokenizer):
+    def build(**changes):
         names = {f.name for f in ModelArguments.__dataclass_fields__.values()}
         model_args = {name: value for name, value in changes.items() if name in names}
         rest = {name: value for name, value in changes.items() if name not in names}
@@ -207,28 +208,28 @@ def test_options_reach_objective_and_model(tmp_path, tokenizer):
         model = model_factory(args, model_args, tokenizer, id2label={0: "a", 1: "b"}, max_length=32)()
         return model, {type(part).__name__: (weight, part) for weight, part in tlm_objectives(args)["corpus"].parts}
 
-    model, parts = made()
+    model, parts = build()
     assert isinstance(model, GeneratorDiscriminator) and model.apart and model.temperature == 1.0
     assert model.auxiliary.config.num_hidden_layers == 2 and model.auxiliary.config.lm_transform
     assert list(parts) == ["Mlm", "CorrectiveLm", "SequenceContrastive"] and {w for w, _ in parts.values()} == {1.0}
     clm = parts["CorrectiveLm"][1]
     assert (clm.lambda_copy, clm.copy, clm.stop_gradient, clm.all_tokens) == (50.0, True, True, False)
-    assert list(made(scl=False)[1]) == ["Mlm", "CorrectiveLm"]
+    assert list(build(scl=False)[1]) == ["Mlm", "CorrectiveLm"]
     assert parts["SequenceContrastive"][1].temperature == 1.0 and model.scl_projection == "none"
-    model, changed = made(scl_temperature=0.5, scl_projection="mlp")
+    model, changed = build(scl_temperature=0.5, scl_projection="mlp")
     assert changed["SequenceContrastive"][1].temperature == 0.5 and model.scl_projection == "mlp"
-    assert not made(stop_gradient=False)[1]["CorrectiveLm"][1].stop_gradient
-    assert not made(clm="no_copy")[1]["CorrectiveLm"][1].copy
-    every = made(clm="all_token")[1]["CorrectiveLm"][1]
+    assert not build(stop_gradient=False)[1]["CorrectiveLm"][1].stop_gradient
+    assert not build(clm="no_copy")[1]["CorrectiveLm"][1].copy
+    every = build(clm="all_token")[1]["CorrectiveLm"][1]
     assert (every.lambda_copy, every.copy, every.stop_gradient, every.all_tokens) == (0.0, True, False, True)
-    model, parts = made(clm="rtd", rtd_weight=7.0)
+    model, parts = build(clm="rtd", rtd_weight=7.0)
     assert model.clm_heads is None and parts["ReplacedTokenDetection"][0] == 7.0 and "CorrectiveLm" not in parts
-    assert made(replacements="random")[0].replacements == "random"
-    narrow = made(auxiliary_size=0.5, auxiliary_layers=6, temperature=0.5)[0]
+    assert build(replacements="random")[0].replacements == "random"
+    narrow = build(auxiliary_size=0.5, auxiliary_layers=6, temperature=0.5)[0]
     assert narrow.auxiliary.config.model_type == "electra" and narrow.temperature == 0.5
 
 
-def test_the_collator_crops_what_the_option_says(tmp_path, data, tokenizer):
+def test_collator_crops_to_the_crop_fraction(tmp_path, data, tokenizer):
     lengths = {}
     for fraction in (0.5, 1.0):
         run = trainer(tmp_path, data, tokenizer, **COCO_LM, rho1=math.inf, crop_fraction=fraction, max_steps=1)
@@ -241,8 +242,9 @@ def test_the_collator_crops_what_the_option_says(tmp_path, data, tokenizer):
     assert not any(name.startswith("crop_") for name in next(iter(run.get_train_dataloader())))
 
 
-def test_cosines_without_the_loss(tmp_path, data, tokenizer):
-    """Figure 7a, without SCL: the same training to the bit, dropout and all, and the cosines of both views logged."""
+def test_scl_cosines_are_logged_without_changing_training(tmp_path, data, tokenizer):
+    """Figure 7a, without SCL: training is equal bit for bit, including dropout, and the cosines of both views are
+    logged."""
     runs = {}
     for cosines in (False, True):
         settings = {**COCO_LM, "scl": False, "scl_cosines": cosines, "rho1": 1, "max_steps": 4}
@@ -260,8 +262,8 @@ def test_cosines_without_the_loss(tmp_path, data, tokenizer):
     assert extra == pytest.approx(0.9 / 3 * runs[True].model.main.base_model.num_parameters())
 
 
-def test_the_ablations_head_is_linear(tmp_path, data, tokenizer):
-    """Section 3.1: a sigmoid linear layer. Loss and every gradient are those of the equation."""
+def test_ablation_has_a_linear_detection_head(tmp_path, data, tokenizer):
+    """Section 3.1: a sigmoid linear layer. The loss and every gradient equal the equation."""
     args = PretrainArguments(output_dir=str(tmp_path), **QUIET, objective="cocolm", clm="rtd", scl=False)
     assert args.detecting_head == "rtd_linear"
     config = ModelArguments(model_config={"model_type": "cocolm", **TINY_CONFIGS["cocolm"]}, vocab_size=len(tokenizer))
@@ -289,7 +291,7 @@ def test_the_ablations_head_is_linear(tmp_path, data, tokenizer):
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-7, atol=1e-10, msg=name)
-    # Exported and read again; a head of the other form begins anew.
+    # After export and loading it is the same; a head of the other form is initialised anew.
     export_stock(model.float(), tokenizer, tmp_path / "export", classifier=False)
     again = load_exported(tmp_path / "export", id2label={0: "a", 1: "b"})
     assert torch.equal(again.rtd_head.dense_prediction.weight, model.rtd_head.dense_prediction.weight)
@@ -297,15 +299,15 @@ def test_the_ablations_head_is_linear(tmp_path, data, tokenizer):
     assert GeneratorDiscriminator.from_checkpoint(str(tmp_path / "export"), **options).rtd_head.dense is not None
 
 
-def test_runs_from_before_there_was_a_linear_head(tmp_path):
-    """Their head was ELECTRA's, of which their settings say nothing: with that asked for they are the same run."""
+def test_older_runs_match_the_electra_head(tmp_path):
+    """Their head was ELECTRA's, which their settings do not mention: with rtd_head electra the settings are equal."""
     options = {**QUIET, "output_dir": str(tmp_path), "objective": "cocolm", "clm": "rtd"}
     assert settings_of(PretrainArguments(**options, rtd_head="electra"))["rtd_head"] is None
     assert settings_of(PretrainArguments(**options))["rtd_head"] == "linear"
     assert settings_of(PretrainArguments(**options)) == settings_of(PretrainArguments(**options, rtd_head="linear"))
 
 
-def test_what_cannot_be(tmp_path, task, tokenizer, data):
+def test_invalid_options_are_refused(tmp_path, task, tokenizer, data):
     with pytest.raises(ArgumentsError, match="needs a model that corrects tokens, and this one detects them"):
         trainer(tmp_path, data, tokenizer, **COCO_LM | {"rho1": math.inf}, clm="rtd", objectives={"corpus": CorrectiveLm()})
     args = TlmArguments(output_dir=str(tmp_path / "x"), **QUIET, rho1=0, objective="cocolm", max_length=32)

@@ -1,4 +1,4 @@
-"""DeepSpeed is refused, however it is asked for."""
+"""DeepSpeed is refused, whichever way it is requested."""
 
 import pytest
 

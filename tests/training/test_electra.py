@@ -1,4 +1,4 @@
-"""Replaced token detection in the Trainer: equal steps however they are split, and everything learns."""
+"""Replaced token detection in the Trainer: accumulation gives equal steps, and everything learns."""
 
 import json
 import math
@@ -29,8 +29,8 @@ ELECTRA = OBJECTIVES["electra"]
 TERMS = ("mlm_loss", "rtd_loss", "rtd_accuracy_replaced", "rtd_accuracy_original", "replaced_fraction", "generator_accuracy")
 
 
-def test_1x8_equals_8x1(tmp_path, data, tokenizer):
-    """Loss, every term and every gradient; the replacements are those of the texts, however they are batched."""
+def test_accumulation_gives_the_same_step(tmp_path, data, tokenizer):
+    """Loss, every term and every gradient; replacements depend on the texts, not on the batches."""
     runs = {}
     for batch_size, accumulation, packing in ((8, 1, "pack"), (1, 8, "none"), (2, 4, "group")):
         gradients = Gradients()
@@ -57,8 +57,8 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer):
         torch.testing.assert_close(gradient, runs["pack"][1][name], rtol=1e-4, atol=2e-6, msg=name)
 
 
-def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
-    """Task batches: (rho2 (L_mlm + 50 L_rtd) + L_task) / (rho2 + 1), each mean over the whole step."""
+def test_first_step_equals_the_equation(tmp_path, data, tokenizer):
+    """Task batches: (rho2 (L_mlm + 50 L_rtd) + L_task) / (rho2 + 1), with each mean over the complete step."""
     settings = {**ELECTRA, "rho1": 0, "rho2": 3.0, "rtd_weight": 50.0, "max_steps": 1, "max_grad_norm": 0.0}
     gradients = Gradients()
     run = trainer(tmp_path, data, tokenizer, **settings, callbacks=[gradients], gradient_accumulation_steps=4)
@@ -79,7 +79,7 @@ def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
 
 
 @pytest.mark.parametrize("model_type", ["electra", "albert"])
-def test_every_parameter_moves_and_both_losses_fall(tmp_path, data, tokenizer, model_type):
+def test_every_parameter_changes_and_both_losses_fall(tmp_path, data, tokenizer, model_type):
     run = trainer(
         *(tmp_path, data, tokenizer),
         **{**ELECTRA, "model_type": model_type},
@@ -102,13 +102,13 @@ def test_every_parameter_moves_and_both_losses_fall(tmp_path, data, tokenizer, m
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
+def test_two_processes_equal_one(tmp_path, tokenizer, corpus_rows):
     two_are_one(tmp_path, tokenizer, corpus_rows, ELECTRA, "corpus/rtd_loss", "task/mlm_loss")
 
 
 @pytest.mark.slow
 def test_two_processes_evaluate_every_passage_once(tmp_path, tokenizer, corpus_rows):
-    """Repeated ones, which give both equally many batches, do not count."""
+    """Passages that are repeated so that both processes have equally many batches do not count."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     for processes in (1, 2):
         arguments = (str(tmp_path / str(processes)), str(tmp_path / "tokenizer"), corpus_rows, ELECTRA)
@@ -119,8 +119,8 @@ def test_two_processes_evaluate_every_passage_once(tmp_path, tokenizer, corpus_r
         assert two[name] == pytest.approx(value, rel=1e-5), name
 
 
-def test_passages_are_evaluated_by_the_corpus_objective(tmp_path, data, tokenizer):
-    """Without a task: the same masks at every evaluation, and each term a mean over all of them."""
+def test_passages_are_evaluated_with_the_corpus_objective(tmp_path, data, tokenizer):
+    """Without a task: every evaluation has the same masks, and each term is a mean over all passages."""
     held_out = data["corpus"].select(range(20)).add_column("draw", list(range(20)))
     run = trainer(
         tmp_path, data | {"train": None, "validation": held_out}, tokenizer, **ELECTRA, rho1=math.inf, metrics=False
@@ -147,7 +147,7 @@ def test_passages_are_evaluated_by_the_corpus_objective(tmp_path, data, tokenize
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["electra", "ale"])
-def test_both_stages_and_export(tmp_path, task, corpus, tokenizer, objective):
+def test_both_stages_and_the_export(tmp_path, task, corpus, tokenizer, objective):
     config = TINY_CONFIGS["albert" if objective == "ale" else "electra"]
     args = TlmArguments(
         output_dir=str(tmp_path / "run"),
@@ -175,7 +175,7 @@ def test_both_stages_and_export(tmp_path, task, corpus, tokenizer, objective):
     assert "replaced token detection" in card and 'subfolder="mlm"' not in card
 
 
-def test_what_cannot_be(tmp_path, task, tokenizer):
+def test_invalid_options_are_refused(tmp_path, task, tokenizer):
     def refused(match, model=None, **changes):
         args = TlmArguments(output_dir=str(tmp_path / "x"), **QUIET, **{"rho1": 0, "objective": "electra", **changes})
         with pytest.raises(ArgumentsError, match=match):
@@ -188,7 +188,7 @@ def test_what_cannot_be(tmp_path, task, tokenizer):
         ModelArguments(temperature=-1)
     with pytest.raises(ArgumentsError, match="temperature: expected .*; received inf"):
         ModelArguments(temperature=math.inf)
-    read = ModelArguments(model_name_or_path="x", auxiliary_layers=2)
-    refused("auxiliary_layers 2 applies to an auxiliary model from scratch; this run's is loaded from 'x'", read)
+    from_checkpoint = ModelArguments(model_name_or_path="x", auxiliary_layers=2)
+    refused("auxiliary_layers 2 applies to an auxiliary model from scratch; this run's is loaded from 'x'", from_checkpoint)
     with pytest.raises(ArgumentsError, match="rtd_weight: expected .*; received -1"):
         TlmArguments(output_dir="x", **QUIET, objective="electra", rtd_weight=-1)

@@ -1,4 +1,4 @@
-"""Electricity: readings become totals over stages, resumes and nodes; codecarbon itself reads without network or files."""
+"""Energy: readings are summed over stages, resumes and nodes; codecarbon reads without network or files."""
 
 import json
 import socket
@@ -76,7 +76,7 @@ def read(model):
     Tracker.made[-1].read()
 
 
-def test_energy_of_a_run_and_after_a_resume(tmp_path, data, tokenizer, tracker):
+def test_energy_is_logged_and_continues_after_a_resume(tmp_path, data, tokenizer, tracker):
     options = {"track_energy": True, "save_strategy": "steps", "save_steps": 2, "rho1": 1}
     first = trainer(tmp_path, data, tokenizer, callbacks=[At(2, read)], energy_country="FRA", **options)
     first.train()
@@ -87,7 +87,7 @@ def test_energy_of_a_run_and_after_a_resume(tmp_path, data, tokenizer, tracker):
     assert [(made.country, made.stopped) for made in tracker.made] == [("FRA", 1)]
     rest = trainer(tmp_path, data, tokenizer, max_steps=6, **options)
     rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    # Two until the checkpoint, then one at the start and one at the end; nobody asked for CO2.
+    # Two until the checkpoint, then one at the start and one at the end; without a country there is no CO2.
     assert rest.cost().energy_kwh == 4 and rest.cost().co2_kg is None
     assert "co2_kg" not in rest.state.log_history[-2] and tracker.made[-1].country is None
     state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
@@ -97,7 +97,7 @@ def test_energy_of_a_run_and_after_a_resume(tmp_path, data, tokenizer, tracker):
 @pytest.mark.parametrize(
     "mode,gpu,estimated", [("intel_rapl", True, 0.2), ("constant", True, 0.5), ("cpu_load", False, 0.5)]
 )
-def test_what_is_estimated(tmp_path, data, tokenizer, tracker, monkeypatch, mode, gpu, estimated):
+def test_estimated_share_depends_on_the_hardware(tmp_path, data, tokenizer, tracker, monkeypatch, mode, gpu, estimated):
     monkeypatch.setattr(CPU, "_mode", mode)
     monkeypatch.setattr(tracker, "parts", (RAM, CPU, GPU)[: 2 + gpu])
     run = trainer(tmp_path, data, tokenizer, max_steps=1, track_energy=True)
@@ -105,7 +105,7 @@ def test_what_is_estimated(tmp_path, data, tokenizer, tracker, monkeypatch, mode
     assert run.cost().estimated_kwh == pytest.approx(2 * estimated)
 
 
-def test_an_accelerator_that_is_not_seen_is_told(tracker, monkeypatch, caplog):
+def test_unsupported_accelerator_is_warned_about(tracker, monkeypatch, caplog):
     monkeypatch.setattr(tracker, "parts", (RAM, CPU))
     args = SimpleNamespace(local_process_index=0, device=torch.device("xpu"))
     energy = Energy(None)
@@ -113,7 +113,7 @@ def test_an_accelerator_that_is_not_seen_is_told(tracker, monkeypatch, caplog):
     assert "does not see the xpu device" in caplog.text
 
 
-def test_nodes_are_summed_and_only_their_first_process_reads(tracker):
+def test_nodes_are_summed_and_only_first_processes_read(tracker):
     accelerator = SimpleNamespace(device="cpu", reduce=lambda values, reduction: values + torch.tensor([10.0, 5.0, 2.0]))
     totals = []
     for local in (0, 1):
@@ -127,7 +127,7 @@ def test_nodes_are_summed_and_only_their_first_process_reads(tracker):
     assert [(total.kwh, total.estimated_kwh, total.co2_kg) for total in totals] == [(111, 55.5, 22.5), (110, 55, 22)]
 
 
-def test_a_failed_run_stops_reading(tmp_path, data, tokenizer, tracker):
+def test_failing_run_stops_the_tracker(tmp_path, data, tokenizer, tracker):
     def fail(model):
         raise ZeroDivisionError
 
@@ -137,15 +137,15 @@ def test_a_failed_run_stops_reading(tmp_path, data, tokenizer, tracker):
     assert tracker.made[0].stopped == 1
 
 
-def test_a_tracker_that_does_not_start(tmp_path, data, tokenizer, tracker, monkeypatch):
+def test_tracker_that_does_not_start_is_an_error(tmp_path, data, tokenizer, tracker, monkeypatch):
     monkeypatch.setattr(tracker, "start", lambda self: None)
     run = trainer(tmp_path, data, tokenizer, track_energy=True)
     with pytest.raises(ArgumentsError, match="codecarbon could not start"):
         run.train()
 
 
-def test_codecarbon_itself(tmp_path, data, tokenizer, monkeypatch):
-    """No connection, no file, no thread that is left; its settings cannot bring them back."""
+def test_codecarbon_opens_no_connection_and_writes_no_file(tmp_path, data, tokenizer, monkeypatch):
+    """No thread is left either, and its environment variables cannot enable them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CODECARBON_EMISSIONS_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("CODECARBON_CO2_SIGNAL_API_TOKEN", "secret")
@@ -156,7 +156,7 @@ def test_codecarbon_itself(tmp_path, data, tokenizer, monkeypatch):
     run.train()
     cost = run.cost()
     assert 0 < cost.estimated_kwh <= cost.energy_kwh * (1 + 1e-9) < 1  # Both are sums of the same parts.
-    # France's mix, in kilograms a kWh.
+    # The carbon intensity of France, in kilograms per kWh.
     assert 0.01 < cost.co2_kg / cost.energy_kwh < 0.2
     assert not calls and not [path for path in tmp_path.iterdir() if path.name != "out"]
     timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
@@ -165,7 +165,7 @@ def test_codecarbon_itself(tmp_path, data, tokenizer, monkeypatch):
     assert not [timer for timer in timers if timer.is_alive()]
 
 
-def test_refused(monkeypatch):
+def test_invalid_options_and_missing_package_are_refused(monkeypatch):
     for options, message in (
         ({"energy_country": "FRA"}, "no effect without track_energy"),
         ({"track_energy": True, "energy_country": "France"}, "three-letter ISO code"),

@@ -1,4 +1,4 @@
-"""benchmarks/evaluation.py runs, at a size at which its seconds mean nothing."""
+"""benchmarks/evaluation.py runs, at a size at which its timings mean nothing."""
 
 import json
 
@@ -10,7 +10,7 @@ from support.toys import sentences
 
 
 @pytest.mark.slow
-def test_both_orders(tmp_path):
+def test_both_orders_of_texts_are_measured(tmp_path):
     folder = tmp_path / "tasks" / "hyperpartisan"
     folder.mkdir(parents=True)
     for split, count in (("train", 40), ("validation", 80)):
@@ -19,7 +19,7 @@ def test_both_orders(tmp_path):
             for at, row in enumerate(sentences(count, count))
         ]
         Dataset.from_list(rows).to_parquet(folder / f"{split}.parquet")
-    given = [
+    arguments = [
         "--tasks",
         "hyperpartisan",
         "--tasks_dir",
@@ -29,7 +29,7 @@ def test_both_orders(tmp_path):
         "--results_dir",
         tmp_path / "results",
     ]
-    done = warm.recipe("benchmarks/evaluation.py", given)
+    done = warm.recipe("benchmarks/evaluation.py", arguments)
     assert done.status == 0, done.stderr[-3000:]
     (row,) = json.loads((tmp_path / "results" / "evaluation.json").read_text())["evaluation"]["rows"]
     assert row["texts"] == 80 and row["fill"] < row["fill, longest first"] <= 1

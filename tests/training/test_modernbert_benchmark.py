@@ -1,4 +1,4 @@
-"""benchmarks/modernbert.py runs, at a size at which its milliseconds mean nothing."""
+"""benchmarks/modernbert.py runs, at a size at which its timings mean nothing."""
 
 import json
 from statistics import median
@@ -9,12 +9,12 @@ from support import warm
 
 
 @pytest.mark.slow
-def test_both_sides(tmp_path):
-    given = [
+def test_stock_and_own_passes_are_measured(tmp_path):
+    arguments = [
         *("--bodies", "3x128", "--passes", "training, stage 2", "scoring, long texts", "--precisions", "float32"),
         *("--repeats", "2", "--results_dir", tmp_path / "results"),
     ]
-    done = warm.recipe("benchmarks/modernbert.py", given)
+    done = warm.recipe("benchmarks/modernbert.py", arguments)
     assert done.status == 0, done.stderr[-3000:]
     rows = json.loads((tmp_path / "results" / "modernbert.json").read_text())["modernbert"]["rows"]
     assert [row["pass"] for row in rows] == ["training, stage 2", "scoring, long texts"]

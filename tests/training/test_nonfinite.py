@@ -1,4 +1,4 @@
-"""A loss that is not finite ends the run before the optimizer's step, and the dump repeats it."""
+"""A non-finite loss ends the run before the optimizer's step, and a dump reproduces it."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from support.training_runs import At, poison, trainer
 
 
 @pytest.mark.parametrize("step,stream,rows", [(3, "corpus", "corpus"), (4, "task", "train")])
-def test_the_run_stops_and_the_dump_says_why(tmp_path, data, tokenizer, step, stream, rows):
+def test_run_stops_and_dumps_the_batch(tmp_path, data, tokenizer, step, stream, rows):
     run = trainer(
         tmp_path,
         data,
@@ -33,19 +33,19 @@ def test_the_run_stops_and_the_dump_says_why(tmp_path, data, tokenizer, step, st
     assert f"Stream: {stream}; loss nan; mlm_loss nan" in message
     assert "learning rate 0.00" in message and str(tmp_path / f"nonfinite-step-{step}") in message
 
-    # The step was not taken: one row is poisoned, no parameter else.
+    # The step was not applied: one row is poisoned, and no other parameter.
     bad = {name for name, value in run.model.named_parameters() if not torch.isfinite(value).all()}
     assert bad == {name for name, value in run.model.named_parameters() if value is run.model.get_input_embeddings().weight}
     assert run.state.global_step == step - 1
 
     record = json.loads((tmp_path / f"nonfinite-step-{step}" / "process-0.json").read_text())
     assert (record["step"], record["stream"], record["processes"]) == (step, stream, 1)
-    assert record["versions"]["torch"] == version("torch")  # torch.__version__ may have +cu128 too.
+    assert record["versions"]["torch"] == version("torch")  # torch.__version__ may also have a suffix such as +cu128.
     tensors = load_file(tmp_path / f"nonfinite-step-{step}" / "process-0.safetensors")
     assert len(record["micro_batches"]) == 2
     for number, micro_batch in enumerate(record["micro_batches"]):
         assert micro_batch["loss"] == "nan" and micro_batch["terms"]["mlm_loss"] == "nan"
-        # The collator makes the same tensors of the rows and draws.
+        # The collator gives the same tensors for the recorded rows and seeds.
         texts = [
             {**data[rows][row], "draw": draw} for row, draw in zip(micro_batch["rows"], micro_batch["draws"], strict=True)
         ]
@@ -56,8 +56,8 @@ def test_the_run_stops_and_the_dump_says_why(tmp_path, data, tokenizer, step, st
     assert torch.Generator().set_state(tensors["rng.cpu"]) is not None
 
 
-def test_a_weight_that_overflows_in_one_micro_batch_is_enough(tmp_path, data, tokenizer):
-    """An infinite loss, in the first of two micro-batches only."""
+def test_infinite_loss_of_one_micro_batch_stops_the_run(tmp_path, data, tokenizer):
+    """In the first of two micro-batches only."""
     run = trainer(tmp_path, data, tokenizer, rho1=0, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     original, calls = run.objectives["task"], []
 
@@ -74,14 +74,14 @@ def test_a_weight_that_overflows_in_one_micro_batch_is_enough(tmp_path, data, to
         run.train()
 
 
-def test_the_filter_that_hides_it_is_off_and_refused():
+def test_logging_nan_inf_filter_is_off_and_refused():
     assert TlmArguments(output_dir="unused", use_cpu=True).logging_nan_inf_filter is False
     with pytest.raises(ArgumentsError, match="would hide a loss that is not finite"):
         TlmArguments(output_dir="unused", use_cpu=True, logging_nan_inf_filter=True)
 
 
 @pytest.mark.parametrize("model_type", ["electra", "albert"])
-def test_an_auxiliary_model_without_finite_logits_ends_the_run_so_too(tmp_path, data, tokenizer, model_type):
+def test_nonfinite_logits_of_an_auxiliary_model_stop_the_run(tmp_path, data, tokenizer, model_type):
     objective = {"electra": "electra", "albert": "ale"}[model_type]
     run = trainer(tmp_path, data, tokenizer, model_type, objective=objective, rho1=1, callbacks=[At(2, poison)])
     with pytest.raises(NonFiniteLossError, match="loss of step 2 is not finite"):

@@ -1,4 +1,4 @@
-"""The one table of objectives: each has losses, and each option that belongs to one is an option."""
+"""The table of objectives: each has losses, and all their options exist."""
 
 from dataclasses import fields
 
@@ -27,7 +27,7 @@ def test_losses_of_every_objective(objective, terms):
     assert {part.name for _, part in parts} == terms
 
 
-def test_no_objective_is_left_out():
+def test_all_objectives_are_tested():
     (cases,) = (mark.args[1] for mark in test_losses_of_every_objective.pytestmark)
     assert {name for name, _ in cases} == set(OBJECTIVES)
 
@@ -38,7 +38,7 @@ def test_options_of_objectives_are_fields():
 
 
 @pytest.mark.parametrize("option, of", [("scl", ("cocolm",)), ("rtd_weight", ("electra", "ale", "cocolm")), ("rho2", ())])
-def test_who_takes_an_option(option, of):
+def test_objectives_that_an_option_belongs_to(option, of):
     assert takers(option) == of
 
 
@@ -50,8 +50,8 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_names_of_what_is_logged_are_known_before(tmp_path, data, tokenizer, way):
-    """A metric for the best model is one of them; shares of nothing, as accuracies where no token was replaced, may lack."""
+def test_logged_terms_are_known_before_training(tmp_path, data, tokenizer, way):
+    """One may be the metric for the best model; accuracies over no tokens, as where none was replaced, are not logged."""
     run = trainer(tmp_path, data, tokenizer, **WAYS[way], rho1=4, max_steps=5, logging_steps=5)
     run.train()
     logged = {name.removeprefix("corpus/") for name in run.state.log_history[0] if name.startswith("corpus/")}

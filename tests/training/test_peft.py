@@ -1,4 +1,4 @@
-"""Runs with `use_peft`: stages, resume, the exported folder, and what is refused."""
+"""Runs with `use_peft`: stages, resuming, the exported folder, and what is refused."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def go(folder, task, model=None, subset=None, **changes):
 
 @pytest.fixture(scope="module")
 def base(tokenizer, tmp_path_factory):
-    """A checkpoint whose classifier is for other classes and whose pooler is missing, as from a masked LM."""
+    """A checkpoint with a classifier for other classes and without a pooler, like a masked LM."""
     set_seed(3)
     model = TlmModel.from_config(AutoConfig.for_model(**{**CONFIG, "vocab_size": len(tokenizer), "num_labels": 2}))
     folder = export_stock(model, tokenizer, tmp_path_factory.mktemp("base") / "model")
@@ -39,7 +39,7 @@ def base(tokenizer, tmp_path_factory):
 
 
 def probabilities(folder, task):
-    """Of the test texts by stock classes: base and adapter, as the card says."""
+    """Return the probabilities of the test texts from stock classes, with base and adapter loaded as on the card."""
     set_seed(5)
     base = AutoModelForSequenceClassification.from_pretrained(
         PeftConfig.from_pretrained(folder).base_model_name_or_path,
@@ -62,7 +62,7 @@ def check_export(folder, task, base):
 
 
 @pytest.mark.slow
-def test_both_stages_from_a_checkpoint(tmp_path, task, base, monkeypatch):
+def test_both_stages_train_one_adapter_of_a_checkpoint(tmp_path, task, base, monkeypatch):
     out = tmp_path / "out"
     run = go(out, task, {"model_name_or_path": str(base)})
     check_export(out, task, base)
@@ -70,7 +70,7 @@ def test_both_stages_from_a_checkpoint(tmp_path, task, base, monkeypatch):
     assert set(record["stages"]) == {"1", "2"} and "test" in run.summary
     assert 0 < record["trained_parameters"] < record["parameters"]
     assert f"{record['trained_parameters']:,} of {record['parameters']:,} trained" in run.to_text()
-    # One adapter goes through both stages.
+    # Both stages train the same adapter.
     stages = [load_file(out / f"seed-0/stage{stage}/model/adapter_model.safetensors") for stage in (1, 2)]
     assert set(stages[0]) == set(stages[1]) and not any("mlm_head" in name for name in stages[0])
     assert not any(torch.equal(stages[0][name], stages[1][name]) for name in stages[0])
@@ -99,13 +99,13 @@ def test_stage_two_adapts_the_stage_one_model(tmp_path, task):
 
 
 @pytest.mark.parametrize("stage", ["1", "2"])
-def test_from_scratch_there_is_nothing_to_adapt(tmp_path, task, stage):
+def test_adapter_from_scratch_in_a_single_stage_is_refused(tmp_path, task, stage):
     with pytest.raises(ArgumentsError, match=f"which would stay random in a stage {stage} from scratch"):
         go(tmp_path / "out", task, stage=stage)
 
 
-def test_further_pretraining_alone(tmp_path, task, base, corpus):
-    """Stage 1 from a checkpoint, on task and corpus texts."""
+def test_stage_one_alone_adapts_a_checkpoint(tmp_path, task, base, corpus):
+    """On task and corpus texts."""
     subset = retrieve(task, corpus, retriever="random", num_passages=30)
     run = go(tmp_path / "out", task, {"model_name_or_path": str(base)}, subset=subset, stage="1", rho1=1)
     assert set(run.seeds[0]["stages"]) == {"1"}
@@ -118,7 +118,7 @@ def test_fsdp_is_refused(tmp_path, task, base, monkeypatch):
         go(tmp_path / "out", task, {"model_name_or_path": str(base)})
 
 
-def test_flags():
+def test_lora_options_are_parsed():
     arguments = ["--use_peft", "true", "--lora_target_modules", "query", "value", "--lora_r", "2", "--lora_alpha", "4"]
     (parsed,) = parse(ModelArguments, recipe="train_tlm", description="", args=arguments)
     assert parsed.use_peft and parsed.lora_target_modules == ["query", "value"]
@@ -153,14 +153,14 @@ def trainer(folder, base, tokenizer, corpus_rows, **changes):
 
 
 @pytest.mark.slow
-def test_stage_one_trains_the_adapter_alone_and_resumes_exactly(tmp_path, base, tokenizer, corpus_rows):
+def test_stage_one_trains_only_the_adapter_and_resumes_exactly(tmp_path, base, tokenizer, corpus_rows):
     whole = trainer(tmp_path / "whole", base, tokenizer, corpus_rows)
     before = {name: value.clone() for name, value in whole.model.state_dict().items()}
     trained = {name for name, parameter in whole.model.named_parameters() if parameter.requires_grad}
     whole.train()
     after = whole.model.state_dict()
-    moved = {name for name, value in after.items() if not torch.equal(before[name], value)}
-    assert moved == trained and any("lora_B" in name for name in moved)
+    changed = {name for name, value in after.items() if not torch.equal(before[name], value)}
+    assert changed == trained and any("lora_B" in name for name in changed)
 
     saving = {"save_strategy": "steps", "save_steps": 3}
     part = trainer(tmp_path / "part", base, tokenizer, corpus_rows, **saving)
@@ -173,7 +173,7 @@ def test_stage_one_trains_the_adapter_alone_and_resumes_exactly(tmp_path, base, 
         assert torch.equal(value, after[name]), name
 
 
-def test_the_best_checkpoint_is_loaded(tmp_path, base, tokenizer, corpus_rows):
+def test_best_checkpoint_is_loaded(tmp_path, base, tokenizer, corpus_rows):
     run = trainer(
         tmp_path,
         base,

@@ -1,4 +1,4 @@
-"""A run is never lost: whatever interrupts it, the same command ends with the same losses and weights."""
+"""Resuming: after any interruption the same command ends with the same losses and weights."""
 
 import json
 import random
@@ -33,10 +33,10 @@ from support.training_runs import (
 )
 
 NAMES = ("step", "loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "real_tokens")
-# With dropout, over an epoch's end (5 steps), and with an end within an epoch.
+# With dropout, beyond the end of an epoch (5 steps), and ending within an epoch.
 COMMON = {"rho1": 1, "max_steps": 8, "per_device_train_batch_size": 12, "config": {}, "gradient_accumulation_steps": 2}
 SAVING = {**COMMON, "save_strategy": "steps", "save_steps": 3}
-# The masked LM with batches that are measured in tokens (four steps an epoch), and fewer words masked from step to step.
+# The masked LM with batches measured in tokens (four steps an epoch), and a decreasing share of masked words.
 WORDS = {"mlm_probability": 0.4, "mlm_probability_end": 0.1, "whole_word_mask": True}
 CASES = {
     **OBJECTIVES,
@@ -47,14 +47,14 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, data, tokenizer):
-    """The uninterrupted run."""
+    """An uninterrupted run."""
     run = trainer(tmp_path_factory.mktemp("whole"), data, tokenizer, **COMMON)
     run.train()
     assert run.batch_sampler.steps_per_epoch == 5
     return history(run, *NAMES), weights(run), run.cost()
 
 
-def same(run, whole):
+def check_equal(run, whole):
     log, expected, cost = whole
     assert history(run, *NAMES) == log
     for name, value in weights(run).items():
@@ -62,7 +62,7 @@ def same(run, whole):
     assert (run.cost().tokens, run.cost().real_tokens) == (cost.tokens, cost.real_tokens)
 
 
-def again(folder, data, tokenizer, **changes):
+def resume(folder, data, tokenizer, **changes):
     run = trainer(folder, data, tokenizer, **{**SAVING, **changes})
     run.train(resume_from_checkpoint=True)
     return run
@@ -75,7 +75,7 @@ def test_resume_is_exact(tmp_path, data, tokenizer, whole, last):
     part = trainer(tmp_path, data, tokenizer, **{**SAVING, "save_steps": last}, callbacks=[StopAfter(last)])
     part.train()
     assert last_complete_checkpoint(tmp_path).endswith(f"checkpoint-{last}")
-    same(again(tmp_path, data, tokenizer, save_steps=last), whole)
+    check_equal(resume(tmp_path, data, tokenizer, save_steps=last), whole)
 
 
 @pytest.mark.slow
@@ -103,8 +103,8 @@ def test_every_objective_resumes_exactly(tmp_path, data, tokenizer, case):
 
 
 @pytest.mark.parametrize("last", [3, 4])
-def test_the_loss_at_the_end_is_of_all_steps(tmp_path, data, tokenizer, last):
-    """Also where no step is left, and of steps that no log had when the checkpoint was saved."""
+def test_training_loss_after_a_resume_covers_all_steps(tmp_path, data, tokenizer, last):
+    """Also where no step is left, and with steps that were not logged before the checkpoint."""
     settings = {**COMMON, "max_steps": 4, "save_strategy": "steps", "save_steps": 1, "logging_steps": 2}
     expected = trainer(tmp_path / "whole", data, tokenizer, **settings).train()
     losses = [entry["loss"] for entry in read_state(tmp_path / "whole/checkpoint-4")["log_history"] if "loss" in entry]
@@ -115,8 +115,8 @@ def test_the_loss_at_the_end_is_of_all_steps(tmp_path, data, tokenizer, last):
     assert found.training_loss == run.state.log_history[-1]["train_loss"] == pytest.approx(expected.training_loss)
 
 
-def test_a_loss_that_is_not_known_as_a_whole_is_left_out(tmp_path, data, tokenizer):
-    """A checkpoint of before the sum was kept."""
+def test_unknown_training_loss_is_left_out(tmp_path, data, tokenizer):
+    """Older checkpoints do not have the sum of the losses."""
     settings = {**COMMON, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     trainer(tmp_path, data, tokenizer, **settings, callbacks=[StopAfter(1)]).train()
     state = read_state(tmp_path / "checkpoint-1")
@@ -135,35 +135,35 @@ def read_state(checkpoint):
     return json.loads((checkpoint / "trainer_state.json").read_text())
 
 
-def test_the_best_checkpoint_is_found_where_the_folder_is_now(tmp_path, data, tokenizer):
-    """A run that was lost after its last checkpoint, and goes on elsewhere, where no step and no save is left."""
+def test_best_checkpoint_is_found_in_a_moved_folder(tmp_path, data, tokenizer):
+    """A run lost after its last checkpoint continues elsewhere, with no step and no save left."""
     best = {"load_best_model_at_end": True, "metric_for_best_model": "macro_f1", "eval_strategy": "steps", "eval_steps": 1}
     settings = {**COMMON, **best, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
 
-    def made(folder):
+    def make_trainer(folder):
         """A run whose second evaluation is the best."""
-        run, given = trainer(tmp_path / folder, data, tokenizer, **settings), iter([0.1, 0.9, 0.2, 0.3])
-        run.compute_metrics = lambda prediction: {"macro_f1": next(given)}
+        run, scores = trainer(tmp_path / folder, data, tokenizer, **settings), iter([0.1, 0.9, 0.2, 0.3])
+        run.compute_metrics = lambda prediction: {"macro_f1": next(scores)}
         return run
 
-    run = made("there")
+    run = make_trainer("there")
     run.train()
     assert run.state.best_global_step == 2
-    # Nothing there says where it was.
+    # No file contains the old path.
     last = tmp_path / "there" / "checkpoint-4"
     state = json.loads((last / "trainer_state.json").read_text())
     assert state["best_global_step"] == 2 and state["best_model_checkpoint"] is None
     assert not [path for path in last.iterdir() if str(tmp_path).encode() in path.read_bytes()]
     (tmp_path / "there").rename(tmp_path / "here")
-    moved = made("here")
+    moved = make_trainer("here")
     moved.train(resume_from_checkpoint=True)
     assert moved.state.best_model_checkpoint == str(tmp_path / "here" / "checkpoint-2")
     for name, value in weights(run).items():
         assert torch.equal(value, weights(moved)[name]), name
 
 
-def test_workers_that_stay_leave_dropouts_numbers_alone(tmp_path, data, tokenizer):
-    """They start once in a run, and once more in one that resumes."""
+def test_persistent_workers_do_not_use_the_global_generator(tmp_path, data, tokenizer):
+    """Otherwise dropout would differ: workers start once in a run, and once more in a resumed one."""
     options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
     loader = trainer(tmp_path, data, tokenizer, **COMMON, **options).get_train_dataloader()
     before = torch.get_rng_state()
@@ -172,13 +172,13 @@ def test_workers_that_stay_leave_dropouts_numbers_alone(tmp_path, data, tokenize
     batches._shutdown_workers()
 
 
-def test_true_starts_where_there_is_nothing(tmp_path, data, tokenizer, whole):
-    same(again(tmp_path, data, tokenizer), whole)
+def test_resuming_without_a_checkpoint_starts_from_the_beginning(tmp_path, data, tokenizer, whole):
+    check_equal(resume(tmp_path, data, tokenizer), whole)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-6", "checkpoint-8"]
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, data, tokenizer, whole, caplog):
-    again(tmp_path, data, tokenizer)
+def test_damaged_checkpoint_is_skipped(tmp_path, data, tokenizer, whole, caplog):
+    resume(tmp_path, data, tokenizer)
     with open(tmp_path / "checkpoint-8" / "optimizer.pt", "r+b") as file:
         file.seek(1000)
         byte = file.read(1)
@@ -186,13 +186,13 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, data, tokenizer, whole, c
         file.write(bytes([byte[0] ^ 1]))
     with pytest.raises(CheckpointError, match=r"optimizer\.pt has changed since it was saved"):
         trainer(tmp_path, data, tokenizer, **SAVING).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    same(again(tmp_path, data, tokenizer), whole)
+    check_equal(resume(tmp_path, data, tokenizer), whole)
     assert "optimizer.pt has changed" in caplog.text and "Resuming from" in caplog.text and "checkpoint-6" in caplog.text
     assert resume_problem(tmp_path / "checkpoint-8") is None
 
 
-def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path, data, tokenizer, caplog):
-    again(tmp_path, data, tokenizer, save_only_model=True, max_steps=3)
+def test_checkpoint_with_only_the_model_is_not_resumed(tmp_path, data, tokenizer, caplog):
+    resume(tmp_path, data, tokenizer, save_only_model=True, max_steps=3)
     assert last_complete_checkpoint(tmp_path) is None and "contains only the model" in caplog.text
 
 
@@ -204,34 +204,34 @@ FULL = "No space left on device"
     [
         ("optimizer.pt", RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")),
         ("scheduler.pt", RuntimeError("basic_ios::clear: iostream error")),
-        ("rng_state.pth", Exception(f"{FULL} (os error 28)")),  # As tokenizers has it.
+        ("rng_state.pth", Exception(f"{FULL} (os error 28)")),  # As raised by tokenizers.
         ("model.safetensors", SafetensorError(FULL)),
         ("seal.json", OSError(28, FULL)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_save_that_fails_leaves_the_one_before(tmp_path, data, tokenizer, whole, file, error, monkeypatch):
+def test_failing_save_keeps_the_previous_checkpoint(tmp_path, data, tokenizer, whole, file, error, monkeypatch):
     run = trainer(tmp_path, data, tokenizer, **SAVING, callbacks=[At(4, lambda model: _break(file, error, monkeypatch))])
     with pytest.raises(CheckpointError, match=r"checkpoint-6: The disk of .*checkpoint-6 is full.*checkpoint-3, is intact"):
         run.train(resume_from_checkpoint=True)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
-    same(again(tmp_path, data, tokenizer), whole)
+    check_equal(resume(tmp_path, data, tokenizer), whole)
 
 
 def _break(file, error, monkeypatch):
-    """From now on, writing that file fails."""
+    """Make every later write of that file fail."""
     from transformers import modeling_utils
 
     from hf_tlm.utils import seals
 
     def failing(original):
         def write(*args, **kwargs):
-            places = [Path(argument) for argument in args[:2] if isinstance(argument, str | Path)]
-            place = next((place for place in places if place.name == file), None)
-            if place is None:
+            paths = [Path(argument) for argument in args[:2] if isinstance(argument, str | Path)]
+            path = next((path for path in paths if path.name == file), None)
+            if path is None:
                 return original(*args, **kwargs)
-            place.write_bytes(b"half")
+            path.write_bytes(b"half")
             raise error
 
         return write
@@ -241,8 +241,8 @@ def _break(file, error, monkeypatch):
 
 
 @pytest.mark.parametrize("step", [4, 5, 8])
-def test_sigterm_saves_and_the_run_continues(tmp_path, data, tokenizer, whole, step):
-    """Within an epoch, at its end, at the end of the run."""
+def test_run_resumes_after_sigterm(tmp_path, data, tokenizer, whole, step):
+    """Within an epoch, at its end, and at the end of the run."""
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(
         Terminated, match=f"Stopped by SIGTERM after step {step}; a checkpoint was saved. Run the same command"
@@ -250,30 +250,30 @@ def test_sigterm_saves_and_the_run_continues(tmp_path, data, tokenizer, whole, s
         trainer(tmp_path, data, tokenizer, **COMMON, callbacks=[At(step, sigterm)]).train()
     assert caught.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
     assert resume_problem(tmp_path / f"checkpoint-{step}") is None
-    same(again(tmp_path, data, tokenizer, save_strategy="no"), whole)
+    check_equal(resume(tmp_path, data, tokenizer, save_strategy="no"), whole)
 
 
-def test_sigterm_at_an_epochs_end_comes_after_its_evaluation(tmp_path, data, tokenizer):
+def test_sigterm_at_the_end_of_an_epoch_waits_for_the_evaluation(tmp_path, data, tokenizer):
     every = {**COMMON, "eval_strategy": "epoch", "save_strategy": "epoch"}
     with pytest.raises(Terminated):
         run = trainer(tmp_path, data, tokenizer, **every, callbacks=[At(5, sigterm)])
         run.train()
     assert [entry["step"] for entry in run.state.log_history if "eval_loss" in entry] == [5]
-    resumed = again(tmp_path, data, tokenizer, **every)
+    resumed = resume(tmp_path, data, tokenizer, **every)
     assert [entry["step"] for entry in resumed.state.log_history if "eval_loss" in entry] == [5, 8]
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory, tokenizer, corpus_rows):
-    """What a process of its own needs, to make the same data."""
+    """What another process needs to build the same data."""
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
     return str(folder), corpus_rows
 
 
 @pytest.mark.slow
-def test_killed_again_and_again(tmp_path, toy):
-    """Both stages: in the middle of files, of seals, of the removal of older checkpoints, and at random moments."""
+def test_run_resumes_after_repeated_kills(tmp_path, toy):
+    """In both stages: while writing files or seals, while removing older checkpoints, and at random moments."""
     assert run_processes(both_stages, str(tmp_path / "whole"), *toy) == [0]
     cut = str(tmp_path / "cut")
     # A save writes 7 files, the seal last; the export of stage 1 two.
@@ -283,13 +283,15 @@ def test_killed_again_and_again(tmp_path, toy):
     assert run_processes(both_stages, cut, *toy) == [0]
     for stage in ("stage1", "stage2"):
         assert outcome(tmp_path / "cut" / stage) == outcome(tmp_path / "whole" / stage)
-        left = [sorted(path.name for path in (tmp_path / run / stage).glob("checkpoint-*")) for run in ("cut", "whole")]
-        assert left[0] == left[1] and 2 <= len(left[0]) <= 3
+        checkpoints = [
+            sorted(path.name for path in (tmp_path / run / stage).glob("checkpoint-*")) for run in ("cut", "whole")
+        ]
+        assert checkpoints[0] == checkpoints[1] and 2 <= len(checkpoints[0]) <= 3
 
 
 @pytest.mark.slow
-def test_two_processes(tmp_path, toy):
-    """They stop together, whichever of them is told to, fails to write, or meets a loss that is not finite."""
+def test_two_processes_stop_together(tmp_path, toy):
+    """Whichever of them receives SIGTERM, fails to write, or has a non-finite loss."""
     assert run_processes(pair, str(tmp_path), *toy, "all", processes=2) == [0, 0]
     ends = {name: [(tmp_path / name / f"end-{rank}").read_text() for rank in range(2)] for name in ("whole", "nan", "full")}
     assert ends["whole"] == ["finished"] * 2
@@ -308,14 +310,14 @@ def test_two_processes(tmp_path, toy):
         assert end.startswith("CheckpointError: Could not save") and "checkpoint-4, is intact" in end
     assert not (tmp_path / "full" / "checkpoint-6").exists() and resume_problem(tmp_path / "full" / "checkpoint-4") is None
 
-    # A save writes 8 files: the second process's generators too, which the first does not write.
+    # A save writes 8 files, including the random states of the second process, which the first does not write.
     assert -signal.SIGKILL in run_processes(pair, str(tmp_path), *toy, "cut", 11, processes=2)
     assert run_processes(pair, str(tmp_path), *toy, "cut", processes=2) == [0, 0]
     assert outcome(tmp_path / "cut", "model.safetensors") == expected
 
 
 @pytest.mark.slow
-def test_two_processes_with_every_objective(tmp_path, toy):
+def test_two_processes_resume_every_objective(tmp_path, toy):
     """Stopped in stage 1 and in stage 2."""
     assert run_processes(stopped_in_each_stage, str(tmp_path), *toy, processes=2, patience=240) == [0, 0]
     for objective in OBJECTIVES:
@@ -326,8 +328,8 @@ def test_two_processes_with_every_objective(tmp_path, toy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_streamed_corpus_killed(tmp_path, toy, processes):
-    """In the middle of the second checkpoint, while the corpus is being prepared."""
+def test_streaming_run_resumes_after_a_kill(tmp_path, toy, processes):
+    """Killed during the second checkpoint, while the corpus is being prepared."""
     ends = run_processes(streamed, str(tmp_path), *toy, ("cut", 11), processes=processes)
     assert -signal.SIGKILL in ends and (tmp_path / "cut" / "training" / "checkpoint-2").is_dir()
     prepared = partial(tmp_path.glob, "cut-cache/hf_tlm/*/totals.json")
@@ -339,12 +341,12 @@ def test_a_streamed_corpus_killed(tmp_path, toy, processes):
     assert ends[0] == ends[1]
 
 
-def test_resume_from_checkpoint_true_is_what_a_run_does_and_says_where_there_is_nothing_to_resume(tmp_path, caplog):
-    asked = {"output_dir": str(tmp_path / "run"), "use_cpu": True, "report_to": "none", "resume_from_checkpoint": "true"}
-    assert TlmArguments(**asked).resume_from_checkpoint is None
+def test_resume_from_checkpoint_true_warns_without_a_checkpoint(tmp_path, caplog):
+    options = {"output_dir": str(tmp_path / "run"), "use_cpu": True, "report_to": "none", "resume_from_checkpoint": "true"}
+    assert TlmArguments(**options).resume_from_checkpoint is None
     assert [line for line in caplog.messages if "run has nothing to resume from; the run starts from the beginning." in line]
     caplog.clear()
     (tmp_path / "run/seed-0/stage1/checkpoint-3").mkdir(parents=True)
     (tmp_path / "run/seed-0/stage1/checkpoint-3/model.safetensors").touch()
-    assert TlmArguments(**asked).resume_from_checkpoint is None
+    assert TlmArguments(**options).resume_from_checkpoint is None
     assert "starts from the beginning" not in caplog.text

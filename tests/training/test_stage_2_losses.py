@@ -1,4 +1,4 @@
-"""What stage 2 can add to the task loss: masked texts and their language-modelling loss, and classes that count alike."""
+"""Losses that stage 2 can add to the task loss: masked language modelling, and balanced classes."""
 
 import json
 
@@ -29,7 +29,7 @@ def stage_2(tmp_path, data, tokenizer, **changes):
     )
 
 
-def test_weights_are_powers_of_frequencies_and_one_on_average():
+def test_class_weights_are_powers_of_frequencies_with_mean_one():
     labels = [0] * 8 + [1] * 2 + [3] * 1
     assert class_weights(labels, 4, 0.0) == pytest.approx([1.0, 1.0, 0.0, 1.0])
     alike = class_weights(labels, 4, 1.0)
@@ -40,7 +40,7 @@ def test_weights_are_powers_of_frequencies_and_one_on_average():
         assert weights[1] / weights[0] == pytest.approx(4**balance)
 
 
-def test_the_weighted_loss_is_its_equation():
+def test_weighted_loss_equals_the_equation():
     torch.manual_seed(0)
     logits, labels, weights = torch.randn(6, 3, requires_grad=True), torch.tensor([0, 2, 1, 1, 0, 2]), [0.5, 2.0, 1.5]
     found = TaskLoss(class_weights=weights)(type("Output", (), {"logits": logits}), {"labels": labels})["loss"]
@@ -55,7 +55,7 @@ def test_the_weighted_loss_is_its_equation():
     assert same["task_loss"].item() == pytest.approx(expected.item(), rel=1e-5) and same["rdrop_loss"].item() == 0.0
 
 
-def test_a_weight_is_of_the_text_when_labels_are_smoothed():
+def test_class_weights_apply_to_texts_with_smoothed_labels():
     torch.manual_seed(0)
     logits, labels, weights = torch.randn(6, 3).double(), torch.tensor([0, 2, 1, 1, 0, 2]), [0.5, 2.0, 0.0]
     found = TaskLoss(0.3, weights)(type("Output", (), {"logits": logits}), {"labels": labels})["loss"]
@@ -64,7 +64,7 @@ def test_a_weight_is_of_the_text_when_labels_are_smoothed():
     torch.testing.assert_close(found, (terms * torch.tensor(weights)[labels]).sum() / 6)
 
 
-def test_classes_of_the_training_texts_are_balanced(tmp_path, data, tokenizer):
+def test_class_balance_uses_the_training_texts(tmp_path, data, tokenizer):
     run = stage_2(tmp_path, data, tokenizer, stage2_class_balance=1.0)
     counts = torch.bincount(torch.tensor(data["train"]["label"][:]), minlength=3)
     assert run.objectives[TASK].class_weights.tolist() == pytest.approx((counts.sum() / (3 * counts)).tolist())
@@ -72,8 +72,8 @@ def test_classes_of_the_training_texts_are_balanced(tmp_path, data, tokenizer):
     run.train()
 
 
-def test_texts_are_masked_in_training_alone(tmp_path, data, tokenizer):
-    """The loss of stage 1's task batches with another weight; scores are those of unmasked texts."""
+def test_texts_are_masked_only_in_training(tmp_path, data, tokenizer):
+    """The loss is that of stage 1's task batches with another weight; evaluation has unmasked texts."""
     run = stage_2(tmp_path, data, tokenizer, stage2_rho2=0.5)
     batch = next(iter(run.get_train_dataloader()))
     assert (batch["mlm_labels"] != -100).any() and (batch["input_ids"] == tokenizer.mask_token_id).any()
@@ -98,8 +98,7 @@ def test_objectives_of_the_stages(tmp_path):
     assert [weight for weight, _ in first[TASK].parts] == [20.0, 1.0]
 
 
-def test_settings_are_written(tmp_path):
-    """A run with another balance is another run."""
+def test_class_balance_is_a_setting_of_the_run(tmp_path):
     from hf_tlm.training.run_folder import settings
 
     found = settings(TlmArguments(output_dir=str(tmp_path), **QUIET, stage2_class_balance=0.5))

@@ -84,9 +84,8 @@ def test_wandb_has_a_run_for_every_seed_and_stage(fake, tmp_path, task):
     go(tmp_path / "out", task, report_to="wandb", run_name="toy")
     runs = arguments_of(calls, "init")
     assert [options["name"] for options in runs] == NAMES and {options["group"] for options in runs} == {"toy"}
-    assert (
-        arguments_of(calls, "finish") == NAMES[:-1] and module.run.name == NAMES[-1]
-    )  # W&B ends the last run with the process.
+    # W&B ends the last run with the process.
+    assert arguments_of(calls, "finish") == NAMES[:-1] and module.run.name == NAMES[-1]
     # Each run has its own steps, and the test scores are in the last stage's.
     for name in NAMES:
         values = [call[2] for call in calls if call[:2] == ("log", name)]

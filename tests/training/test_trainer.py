@@ -1,4 +1,4 @@
-"""The Trainer: equal steps however they are split, and every parameter moves."""
+"""The Trainer: accumulation gives equal steps, and every parameter changes."""
 
 import json
 import math
@@ -18,8 +18,8 @@ from support.training_runs import QUIET, Gradients, history, trainer, weights
     ("rho1", "masking"),
     [(0, {}), (1, {}), (math.inf, {}), (1, {"mlm_probability": 0.5, "mlm_probability_end": 0.1, "whole_word_mask": True})],
 )
-def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization, masking):
-    """Micro-batches differ in their numbers of masked tokens; the step's loss and gradients must not notice."""
+def test_accumulation_gives_the_same_step(tmp_path, data, tokenizer, rho1, normalization, masking):
+    """Micro-batches differ in their numbers of masked tokens; the step's loss and gradients must not depend on it."""
     runs = {}
     for batch_size, accumulation in ((8, 1), (1, 8), (2, 4)):
         gradients = Gradients()
@@ -47,8 +47,8 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization, masking)
             torch.testing.assert_close(gradient, runs[8][1][name], rtol=1e-4, atol=2e-6, msg=name)
 
 
-def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
-    """One task step: gradients equal those of (rho2 L_mlm + L_task) / (rho2 + 1) on the very batch, by autograd."""
+def test_first_step_equals_the_equation(tmp_path, data, tokenizer):
+    """The gradients of a task step equal those of (rho2 L_mlm + L_task) / (rho2 + 1) on the same batch, by autograd."""
     gradients = Gradients()
     run = trainer(
         tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1, max_grad_norm=0.0, callbacks=[gradients], packing="pack"
@@ -72,31 +72,31 @@ def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)
-def test_every_parameter_moves_and_loss_falls(tmp_path, data, tokenizer, model_type):
+def test_every_parameter_changes_and_the_loss_falls(tmp_path, data, tokenizer, model_type):
     run = trainer(tmp_path, data, tokenizer, model_type, config={}, rho1=1, max_steps=40, learning_rate=5e-3, rho2=1.0)
     before = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
     run.train()
     stuck = [name for name, parameter in run.model.named_parameters() if torch.equal(before[name], parameter)]
-    # RoBERTa never looks up position rows that no text reaches, but the table as a whole moves.
+    # RoBERTa never uses position rows beyond the longest text, but the table as a tensor changes.
     assert not stuck
     losses = [entry["corpus/mlm_loss"] for entry in run.state.log_history if "corpus/mlm_loss" in entry]
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_the_share_of_masked_tokens_goes_from_one_to_the_other(tmp_path, data, tokenizer):
-    """Step by step in training, the last in evaluation, whose loss is that of a run that has it from the beginning on."""
+def test_mlm_probability_decreases_to_its_end(tmp_path, data, tokenizer):
+    """Step by step in training; evaluation uses the end value, with the loss of a run that has it from the start."""
     options = {"mlm_probability": 0.6, "rho1": math.inf, "per_device_train_batch_size": 24}
     alone = {**data, "train": None}
     run = trainer(tmp_path, alone, tokenizer, **options, mlm_probability_end=0.2, metrics=False)
     shares = []
 
-    def seen(module, given, inputs):
+    def record_share(module, args, inputs):
         if module.training:
             real = inputs["attention_mask"].bool()
             shares.append(((inputs["mlm_labels"] != -100).sum() / real.sum()).item())
             assert "chances" not in inputs
 
-    run.model.register_forward_pre_hook(seen, with_kwargs=True)
+    run.model.register_forward_pre_hook(record_share, with_kwargs=True)
     run.train()
     assert [round(share, 1) for share in shares] == sorted((round(share, 1) for share in shares), reverse=True)
     assert shares[0] > 1.5 * shares[-1]
@@ -108,7 +108,7 @@ def test_the_share_of_masked_tokens_goes_from_one_to_the_other(tmp_path, data, t
     assert run.evaluate(held_out)["eval_mlm_loss"] == plain.evaluate(held_out)["eval_mlm_loss"]
 
 
-def test_memory_that_was_kept_is_given_back_when_a_split_was_scored(tmp_path, data, tokenizer, monkeypatch):
+def test_freed_memory_is_given_back_after_each_evaluation(tmp_path, data, tokenizer, monkeypatch):
     given_back = []
     monkeypatch.setattr(base_trainer, "give_back_freed_memory", lambda: given_back.append(True))
     run = trainer(tmp_path, data, tokenizer, max_steps=4, eval_strategy="steps", eval_steps=2, max_length=32)
@@ -116,8 +116,8 @@ def test_memory_that_was_kept_is_given_back_when_a_split_was_scored(tmp_path, da
     assert len(given_back) == 2
 
 
-def test_memory_is_not_pinned_where_there_is_no_accelerator(tmp_path, data, tokenizer, recwarn):
-    """torch warned of it for every loader."""
+def test_memory_is_not_pinned_without_an_accelerator(tmp_path, data, tokenizer, recwarn):
+    """torch warned about it for every data loader."""
     run = trainer(tmp_path, data, tokenizer, max_steps=1, use_cpu=False)
     run.train()
     run.evaluate()
@@ -125,7 +125,7 @@ def test_memory_is_not_pinned_where_there_is_no_accelerator(tmp_path, data, toke
     assert not [one for one in recwarn if "pin_memory" in str(one.message)]
 
 
-def test_cost(tmp_path, data, tokenizer):
+def test_cost_counts_tokens_and_flops(tmp_path, data, tokenizer):
     run = trainer(
         tmp_path,
         data,
@@ -147,7 +147,7 @@ def test_cost(tmp_path, data, tokenizer):
     run.compute_loss = counting
     run.train()
     cost = run.cost()
-    # Two task steps of eight; tokens are nominal, the paper's way.
+    # Two of eight steps are task steps; tokens are nominal, as in the paper.
     assert cost.tokens == 8 * (2 * 32 + 6 * 16)
     assert cost.real_tokens == sum(real)
     assert cost.flops == 6 * cost.tokens * run.model.num_parameters()
@@ -160,8 +160,8 @@ def test_cost(tmp_path, data, tokenizer):
     assert state["log_history"][-1]["flops"] == cost.flops
 
 
-def test_labels_train_the_task_by_either_name(tmp_path, data, tokenizer):
-    """And a task without labels is refused: the masked LM would learn, and the task would not."""
+def test_labels_column_may_have_either_name(tmp_path, data, tokenizer):
+    """A task without labels is refused: the masked LM would learn, but not the task."""
     renamed = {
         split: rows.rename_column("label", "labels") if "label" in rows.column_names else rows
         for split, rows in data.items()
@@ -186,7 +186,7 @@ def test_evaluation_is_unmasked_and_deterministic(tmp_path, data, tokenizer):
     torch.testing.assert_close(torch.from_numpy(logits[3]), alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_stage_too_short_for_a_task_batch_warns(tmp_path, data, tokenizer, caplog):
+def test_stage_too_short_for_a_task_batch_is_warned_about(tmp_path, data, tokenizer, caplog):
     trainer(tmp_path, data, tokenizer, rho1=4, max_steps=4).get_train_dataloader()
     assert "ends before the first task batch" in caplog.text
     caplog.clear()
@@ -194,7 +194,7 @@ def test_a_stage_too_short_for_a_task_batch_warns(tmp_path, data, tokenizer, cap
     assert "first task batch" not in caplog.text
 
 
-def test_objectives_follow_the_stage(tmp_path):
+def test_objectives_depend_on_the_stage(tmp_path):
     args = TlmArguments(output_dir=str(tmp_path), rho2=20, **QUIET)
     from hf_tlm.training import tlm_objectives
 
@@ -204,8 +204,8 @@ def test_objectives_follow_the_stage(tmp_path):
     assert set(stage2) == {TASK} and set(stage2[TASK].count({"labels": torch.zeros(2)})) == {"task"}
 
 
-def test_logits_stay_below_the_limit(tmp_path, data, tokenizer, monkeypatch):
-    """And the losses are those of all logits at once."""
+def test_logits_are_computed_in_blocks_below_max_logits(tmp_path, data, tokenizer, monkeypatch):
+    """The losses equal those of all logits at once."""
     from hf_tlm.models import linear_cross_entropy as module
 
     runs, sizes, linear = {}, [], module.F.linear
@@ -215,6 +215,6 @@ def test_logits_stay_below_the_limit(tmp_path, data, tokenizer, monkeypatch):
             monkeypatch.setattr(module.F, "linear", lambda *a: sizes.append((out := linear(*a)).numel()) or out)
         run.train()
         runs[limit] = history(run, "loss")
-    few, everything = runs[3 * len(tokenizer)], runs[10**9]
-    assert all(ours == pytest.approx(expected, rel=1e-4) for ours, expected in zip(few, everything, strict=True))
+    in_blocks, at_once = runs[3 * len(tokenizer)], runs[10**9]
+    assert all(ours == pytest.approx(expected, rel=1e-4) for ours, expected in zip(in_blocks, at_once, strict=True))
     assert sum(size == 3 * len(tokenizer) for size in sizes) > 10

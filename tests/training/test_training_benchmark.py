@@ -1,4 +1,4 @@
-"""benchmarks/training.py runs in all its sections, at a size at which its speeds mean nothing."""
+"""All sections of benchmarks/training.py run, at a size at which its timings mean nothing."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from hf_tlm.data.collator import TlmCollator
 from hf_tlm.models import cpu_kernels
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-COMPILED = ["--compile_backend", "eager"]  # Tracing is what is tested, not a code generator.
+COMPILED = ["--compile_backend", "eager"]  # The tests are about tracing, not about code generation.
 
 
 @pytest.fixture
@@ -34,7 +34,8 @@ def benchmark(monkeypatch):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """(tasks/chemprot and corpus/ as in the real data, made of random words; folder of what is tokenised)."""
+    """Return a folder like the real data, with tasks/chemprot and corpus/ of random words, and a folder for tokenised
+    texts."""
     folder, rng = tmp_path_factory.mktemp("benchmark"), random.Random(0)
     words = [f"word{i}" for i in range(200)]
     text = lambda: ". ".join(" ".join(rng.sample(words, rng.randrange(2, 9))) for _ in range(6)) + "."  # noqa: E731
@@ -79,7 +80,7 @@ def run(benchmark, work, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_speed_and_memory(run, tmp_path, monkeypatch):
+def test_sections_on_speed_and_memory(run, tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "dropout_noise", cpu_kernels.dropout_noise)  # The section replaces it.
     options = ["--texts", "short", "--packing", "group", "--corpus_sizes", "1", "--repeats", "1", "--steps", "4"]
     sections = ["throughput", "ceiling", "pipeline", "step", "memory", "corpus"]
@@ -104,12 +105,12 @@ def test_loss_curves_are_equal(run):
     for row in rows:
         assert len(row["all"]["ours"]) == len(row["all"]["plain"]) == 12
         assert row["largest difference"] < 1e-4
-        # The curves go somewhere, and every step has other texts.
+        # The loss falls, and every step has other texts.
         assert row["last loss, plain"] < row["first loss"] - 0.05 and len(set(row["all"]["ours"])) == 12
 
 
-def test_the_loop_takes_the_trainer_s_steps(run, benchmark, monkeypatch):
-    """Our interleave, without dropout: the bare loop's losses are the Trainer's, those of task batches too."""
+def test_loop_without_the_trainer_takes_the_same_steps(run, benchmark, monkeypatch):
+    """With our interleaving and no dropout the losses of the plain loop equal the Trainer's, also for task batches."""
     loops, losses = sys.modules["training_loops"], {"loop": [], "trainer": []}
     ours, loss, logged, labelled = loops.ours, loops.Loop.loss, [], []
 
@@ -137,15 +138,15 @@ def test_the_loop_takes_the_trainer_s_steps(run, benchmark, monkeypatch):
     pairs = list(zip(times["trainer"], times["loop"], strict=True))
     assert rows[0]["of single steps"] == pytest.approx(statistics.median(a / b for a, b in pairs))
     assert min(times["trainer"] + times["loop"]) > 0
-    # Of one model: every batch is seen twice, and who sees it second finds it a step further.
+    # Both train one model: every batch is used twice, and the second use is one step later.
     assert losses["loop"] == pytest.approx(losses["trainer"], abs=0.001) and len(losses["loop"]) == 12 + 8
     assert losses["loop"][0] == pytest.approx(losses["trainer"][0], abs=1e-6)
-    # By turns: the Trainer's first step, the loop's, the Trainer's second, ...
+    # Alternating: the Trainer's first step, the loop's, the Trainer's second, ...
     assert labelled == [step % 4 == 3 for step in range(20) for _ in range(2)] and logged[:2] == [4, 8]
 
 
 @pytest.mark.slow
-def test_precision_and_compilation(run):
+def test_section_on_precision(run):
     (rows,) = run("precision", options=COMPILED)
     names = ["float32, torch's products", "float32", "bf16", "float32, compiled", "bf16, compiled"]
     assert [row["precision"] for row in rows] == names
@@ -155,7 +156,7 @@ def test_precision_and_compilation(run):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_the_sections_for_a_gpu_on_a_cpu(run, benchmark):
+def test_gpu_sections_run_on_a_cpu(run, benchmark):
     arms, kernels = run("gpu", "kernels", options=[*COMPILED, "--bf16", "--steps", "3", "--packing", "pack"])
     sides = ["plain", "ours, pack"]
     assert [(row["side"], row["compiled"]) for row in arms] == [(side, way) for way in ("no", "yes") for side in sides]
@@ -168,7 +169,7 @@ def test_the_sections_for_a_gpu_on_a_cpu(run, benchmark):
     assert sum(row["share"] for row in kernels) == pytest.approx(1) and kernels[0]["share"] >= kernels[9]["share"] > 0
 
 
-def test_an_arm_that_fails_costs_no_other(run, benchmark, monkeypatch, capsys):
+def test_failing_configuration_does_not_stop_the_others(run, benchmark, monkeypatch, capsys):
     train = benchmark.measures.train
 
     def refused(**arguments):
@@ -187,11 +188,11 @@ def test_an_arm_that_fails_costs_no_other(run, benchmark, monkeypatch, capsys):
     assert "not on this machine" in capsys.readouterr().err
 
 
-def test_the_repeats_spread(benchmark):
+def test_spread_of_repeats(benchmark):
     assert benchmark._spread([1.5, 1.0, 4.0]) == {"ratio": 1.5, "lowest": 1.0, "highest": 4.0, "all": [1.5, 1.0, 4.0]}
 
 
-def test_both_sides_have_the_same_optimizer(benchmark, tokenizer):
+def test_plain_and_own_training_have_the_same_optimizer(benchmark, tokenizer):
     measures, rows = benchmark.measures, Dataset.from_dict({"input_ids": [[2, 7, 3]] * 4})
     setting = measures.Setting(threads=1)
     trainers = [measures.side_of(side)(rows, tokenizer, "2x64", 2, 0, setting=setting) for side in ("plain", "ours, pack")]
@@ -202,7 +203,7 @@ def test_both_sides_have_the_same_optimizer(benchmark, tokenizer):
 
 
 @pytest.mark.parametrize("row_length, places", [(None, 8), (10, 7)])
-def test_what_a_step_computes(benchmark, tokenizer, row_length, places):
+def test_tokens_of_a_step_are_counted(benchmark, tokenizer, row_length, places):
     """Texts of 3 and 4 tokens, padded and packed."""
     measures, texts = benchmark.measures, [{"input_ids": [2, 7, 3], "draw": 0}, {"input_ids": [2, 7, 8, 3], "draw": 1}]
     trainer = SimpleNamespace(training_step=lambda model, inputs: torch.tensor(0.5), add_callback=lambda callback: None)
@@ -213,7 +214,7 @@ def test_what_a_step_computes(benchmark, tokenizer, row_length, places):
 
 
 def test_needed_flops(benchmark):
-    """A body of one layer and hidden size 2 has one product a weight and token, and attention."""
+    """A layer has one product per weight and token, and attention."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig(hidden_size=2, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, vocab_size=9)
@@ -223,7 +224,7 @@ def test_needed_flops(benchmark):
     assert benchmark.measures.needed_flops(body, 7, 25) == 6 * parameters * 7 + 12 * 1 * 2 * 25
 
 
-def test_a_gpu_s_sections_are_not_run_at_full_size_on_a_cpu(benchmark, monkeypatch):
+def test_gpu_sections_at_full_size_need_a_gpu(benchmark, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["training.py", "--sections", "gpu"])
     with pytest.raises(SystemExit, match="--device cuda"):
         benchmark.main()
