@@ -44,18 +44,18 @@ def test_product_equals_torch(bias, transposed, used):
 
 @pytest.mark.parametrize("places", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
 @pytest.mark.parametrize("rows", [(2, 9), (18,)])
-def test_gradients_equal_torch(inputs_with_gradient, rows, used):
+def test_gradients_equal_torch(places, rows, used):
     found = []
     for context in (torch.enable_grad, OneDnnLinear):
         inputs, weight, offset = tensors()
         given = [inputs.view(*rows, 24), weight, offset]
-        for place in inputs_with_gradient:
+        for place in places:
             given[place].requires_grad_()
         with context():
             product = F.linear(*given)
         # Outside the context, as in a Trainer's backward pass; the gradient is not contiguous.
         (product.sin() * torch.arange(40.0)).mean(dim=0).sum().backward()
-        found.append([product, *(given[place].grad for place in inputs_with_gradient)])
+        found.append([product, *(given[place].grad for place in places)])
     for expected, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     assert used == [True]
