@@ -1,4 +1,4 @@
-"""What the released script of ISS does otherwise, against plain transcriptions of its losses."""
+"""Options of the released ISS script that differ from the defaults, compared with plain transcriptions of its losses."""
 
 import numpy as np
 import pytest
@@ -28,13 +28,14 @@ def scorer_of(model, tokenizer, **options):
 
 
 def in_layer(layer):
-    place = "embeddings." if layer == 0 else "encoder.layer.1."
-    return lambda name: name.startswith(place)
+    prefix = "embeddings." if layer == 0 else "encoder.layer.1."
+    return lambda name: name.startswith(prefix)
 
 
 @pytest.mark.parametrize("layer", [0, -1])
-def test_masked_task_texts(layer, tokenizer, monkeypatch):
-    """The released code's task gradients: the task loss of masked texts, whose masks no batch and no block changes."""
+def test_masked_task_texts_equal_the_released_code(layer, tokenizer, monkeypatch):
+    """Its task gradients are those of the task loss on masked texts; the masks depend neither on the batch nor on the
+    block."""
     model, rows, of_tasks, changed = tiny("bert"), list(task_texts()), [], 0
     collator = TlmCollator(tokenizer, mlm_probability=MASKED, seed=SEED)
     model.requires_grad_(True)
@@ -55,16 +56,16 @@ def test_masked_task_texts(layer, tokenizer, monkeypatch):
     assert scorer.settings == plain.settings | {"mask_task_texts": True} and scorer.fingerprint != plain.fingerprint
 
 
-def test_a_group_by_its_masked_tokens(tokenizer):
-    """The released code's loss of a batch of passages, the mean over all of its masked tokens, by one backward pass."""
+def test_group_weighted_by_masked_tokens_equals_the_released_code(tokenizer):
+    """Its loss of a batch of passages is the mean over all of its masked tokens, from one backward pass."""
     model, rows = tiny("bert"), [row for row in passages() if len(row["input_ids"]) > 2]
     scorer = scorer_of(model, tokenizer)
     batch = MaskedTexts(tokenizer, MASKED, SEED)(rows)
     model.requires_grad_(True)
     count = int((batch["mlm_labels"] != -100).sum())
-    whole = gradients(model, model(**batch).mlm_loss / count)
+    batch_gradients = gradients(model, model(**batch).mlm_loss / count)
     tasks = references("bert", torch.float64, 2, tokenizer)[1]
-    expected = products([whole], tasks, lambda name: name == "encoder.layer.1.attention.output.dense.weight")[0]
+    expected = products([batch_gradients], tasks, lambda name: name == "encoder.layer.1.attention.output.dense.weight")[0]
     counts = scorer.masked_tokens(Dataset.from_list(rows))
     assert counts.sum() == count and len(set(counts)) > 1
     scores = scorer.score(Dataset.from_list(rows))

@@ -1,4 +1,4 @@
-"""Importance weights against a formula written out, and draws in their proportion."""
+"""Importance weights compared with a formula written out, and samples in proportion to them."""
 
 import math
 import re
@@ -19,19 +19,19 @@ def bucket(ngram):
     return xxhash.xxh3_64_intdigest(ngram.encode()) % NUM_BUCKETS
 
 
-def test_ngrams_are_lower_case_words_and_punctuation_and_pairs_of_them():
+def test_ngrams_are_lowercase_words_punctuation_and_pairs():
     expected = ["the", "kinase", ",", "2", "-", "1", "...", "the kinase", "kinase ,", ", 2", "2 -", "- 1", "1 ..."]
     assert sorted(ngram_buckets("The KINASE, 2-1...")) == sorted(map(bucket, expected))
     assert ngram_buckets("").tolist() == [] and ngram_buckets("x").tolist() == [bucket("x")]
     assert ngram_buckets("a b", 7).max() < 7
 
 
-def test_of_scripts_without_spaces_each_letter_is_a_word():
+def test_scripts_without_spaces_are_split_into_characters():
     expected = ["今", "天", "，", "3g", "今 天", "天 ，", "， 3g"]
     assert sorted(ngram_buckets("今天，3G")) == sorted(map(bucket, expected))
 
 
-def test_weights_are_the_formula():
+def test_weights_equal_the_formula():
     def frequencies(texts):
         counts = Counter(bucket for text in texts for bucket in ngram_buckets(text).tolist())
         return lambda bucket: (counts[bucket] + 1) / (sum(counts.values()) + NUM_BUCKETS)
@@ -42,8 +42,8 @@ def test_weights_are_the_formula():
     assert expected[2] == 0 and expected[0] > expected[1]
 
 
-def test_the_authors_package_has_the_same_weights(data_dir, tmp_path, monkeypatch):
-    """With this smoothing and hash put into it, on real texts. Its pattern of words is matched by `re`, as nltk used to."""
+def test_weights_equal_the_authors_package(data_dir, tmp_path, monkeypatch):
+    """On real texts, with this smoothing and hash patched in; its word pattern is matched by `re`, as nltk used to."""
     package = pytest.importorskip("data_selection.hashed_ngram_dsir")
     task, passages = (
         next(pq.ParquetFile(data_dir / path).iter_batches(300, columns=["text"]))["text"].to_pylist()
@@ -68,15 +68,15 @@ def test_the_authors_package_has_the_same_weights(data_dir, tmp_path, monkeypatc
     np.testing.assert_allclose(log_importance_weights(task, passages), found, rtol=1e-10, atol=1e-8)
 
 
-def test_draws_are_in_proportion_to_the_weights():
-    """Of three passages with weights 1, 2, 5 the first drawn is each with probability 1/8, 2/8, 5/8."""
+def test_samples_are_in_proportion_to_the_weights():
+    """With weights 1, 2 and 5, the passages are sampled first with probabilities 1/8, 2/8 and 5/8."""
     weights, draws = np.log([1.0, 2.0, 5.0]), 4000
     first = Counter(int(resample(weights, ["a", "b", "c"], 1, seed)[0]) for seed in range(draws))
     for row, share in enumerate((1 / 8, 2 / 8, 5 / 8)):
         assert abs(first[row] / draws - share) < 4 * math.sqrt(share * (1 - share) / draws)
 
 
-def test_draws_depend_on_seed_and_ids_alone():
+def test_samples_depend_only_on_seed_and_ids():
     rng = np.random.default_rng(0)
     weights, ids = rng.standard_normal(50), [f"p{i}" for i in range(50)]
     drawn = resample(weights, ids, 10, seed=3)

@@ -1,4 +1,4 @@
-"""benchmarks/influence.py runs, at a size at which its figures mean nothing; without bergson it says so."""
+"""benchmarks/influence.py runs, at a size at which its timings mean nothing, and without bergson."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ def benchmark(monkeypatch):
 
 
 def run(benchmark, tmp_path, monkeypatch, *options):
-    """The results of a run whose figures mean nothing."""
+    """Return the results of a run whose timings mean nothing."""
     # A process for each run would import torch every time.
     monkeypatch.setattr(benchmark, "fresh", lambda function, **arguments: function(**arguments))
     monkeypatch.setattr(benchmark.measures, "TRAINING_STEPS", 2)
@@ -37,7 +37,7 @@ def run(benchmark, tmp_path, monkeypatch, *options):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_sections(benchmark, tmp_path, monkeypatch, capsys):
+def test_all_sections(benchmark, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark.influence_peer, "find_spec", lambda name: None)
     results = run(benchmark, tmp_path, monkeypatch, "--tasks", "1", "2")
     printed = capsys.readouterr()
@@ -60,20 +60,20 @@ def test_sections(benchmark, tmp_path, monkeypatch, capsys):
     assert [(row["layer"], row["projection_dim"]) for row in projections] == list(product((-1, 1), (None, 8, 64)))
     for exact, small, whole in (projections[:3], projections[3:]):
         assert exact["error"] == 0 and exact["bytes / exact"] == exact["time / exact"] == exact["same best 20%"] == 1
-        # As wide as the weight's sides: nothing is projected.
+        # At the width of the weight's sides nothing is projected.
         assert small["error"] > 0.1 > 1e-5 > whole["error"] and whole["Spearman"] > 0.9999 > small["Spearman"]
         assert small["bytes / exact"] < 0.9 and whole["bytes / exact"] == 1 and exact["seconds"] > 0
 
 
-def test_in_bfloat16(benchmark, tmp_path, monkeypatch):
+def test_bfloat16_differs_slightly(benchmark, tmp_path, monkeypatch):
     rows = run(benchmark, tmp_path, monkeypatch, "--tasks", "2", "--sections", "speed", "--dtype", "bfloat16")["speed"][
         "rows"
     ]
     assert 1e-4 < next(row["difference"] for row in rows if row["side"] == "ours") < 0.1
 
 
-def test_on_a_gpu(benchmark, monkeypatch):
-    """Work is waited for, memory is the GPU's, and turns are longer."""
+def test_measurements_on_a_gpu(benchmark, monkeypatch):
+    """It synchronises, measures the GPU's memory, and runs for longer."""
     called = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: called.append("synchronize"))
@@ -92,16 +92,16 @@ def test_on_a_gpu(benchmark, monkeypatch):
         assert called.pop() == "reset" and found == {"texts at a time": 4, "peak": 5, "before": 3}
 
 
-def test_no_gpu_is_said(benchmark, tmp_path, monkeypatch, capsys):
+def test_missing_gpu_is_refused(benchmark, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(benchmark, tmp_path, monkeypatch, "--device", "cuda")
     assert "torch sees no GPU" in capsys.readouterr().err
 
 
-def test_agreement_with_a_peer(benchmark):
+def test_agreement_of_two_scorers(benchmark):
     ours = np.arange(10.0)[:, None] * [1, 2]
     theirs = ours.copy()
-    # Of the second task gradient, the best passage is last and all others are a rank higher.
+    # For the second task gradient, the best passage comes last and all others rank one higher.
     theirs[9, 1] = -2
     same = benchmark.measures.agreement(ours, ours)
     assert same == pytest.approx({"Spearman": 1, "same best 20%": 1, "difference": 0})

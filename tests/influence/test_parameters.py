@@ -1,4 +1,4 @@
-"""Which parameters are chosen, what is differentiated for them, and which tokens are computed."""
+"""Which parameters are chosen, where they are differentiated, and for which tokens layers are computed."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def names(model, layer, patterns=None):
     return [parameter.name for parameter in choose_parameters(model, layer, patterns).parameters]
 
 
-def test_layers_are_counted_as_hidden_states():
+def test_layers_are_indexed_like_hidden_states():
     model = tiny("bert")
     body = model.base_model
     for layer, index in ((0, 0), (-3, 0), (1, 1), (2, 2), (-1, 2)):
@@ -23,7 +23,7 @@ def test_layers_are_counted_as_hidden_states():
         assert {p.module for p in choice.parameters} == {m for m in owner.modules() if isinstance(m, torch.nn.LayerNorm)}
 
 
-def test_shared_layers_are_used_from_their_first_application_on():
+def test_shared_layers_count_from_their_first_application():
     model = tiny("albert")
     assert [choose_parameters(model, layer, None).depth for layer in (0, 1, 2)] == [3, 2, 2]
     groups = tiny("albert", num_hidden_groups=2)
@@ -32,7 +32,7 @@ def test_shared_layers_are_used_from_their_first_application_on():
     assert names(inner, -1) == ["attention.dense.weight"] * 2
 
 
-def test_patterns():
+def test_patterns_choose_parameters():
     model = tiny("bert")
     assert names(model, -1) == ["attention.output.dense.weight"]
     assert names(model, 0) == ["word_embeddings.weight"]
@@ -52,7 +52,7 @@ def test_patterns():
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "cocolm", "modernbert", "distilbert", "albert"])
-def test_only_what_is_above_is_differentiated_and_only_masked_tokens_pass_the_tail(family, tokenizer):
+def test_gradients_and_tail_are_computed_only_where_needed(family, tokenizer):
     model, seen = tiny(family), {}
     scorer = InfluenceScorer([model], tokenizer)
     scorer.fit(task_texts(), 1)
@@ -67,18 +67,18 @@ def test_only_what_is_above_is_differentiated_and_only_masked_tokens_pass_the_ta
     scorer._checkpoints[0].of_passages(batch, None)
     for handle in handles:
         handle.remove()
-    # ALBERT's first layer is its last as well.
+    # ALBERT's first layer is also its last.
     assert seen["first"].requires_grad == (family == "albert")
     assert seen["last"].requires_grad
     masked = int((batch["mlm_labels"] != -100).sum())
     in_tail = family in ("bert", "roberta", "electra", "cocolm")
     assert (last in Tail(model.base_model).modules) == in_tail
-    rows, places = batch["input_ids"].shape
-    assert seen["last"].shape[:2] == ((1, masked) if in_tail else (rows, places))
-    assert masked < rows * places / 2
+    rows, length = batch["input_ids"].shape
+    assert seen["last"].shape[:2] == ((1, masked) if in_tail else (rows, length))
+    assert masked < rows * length / 2
 
 
-def test_the_model_needs_no_gradients_and_drops_nothing(tokenizer):
+def test_model_is_frozen_and_in_evaluation_mode(tokenizer):
     model = tiny("bert").train()
     scorer = InfluenceScorer([model], tokenizer)
     assert not model.training and not any(parameter.requires_grad for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""Scores on disk: the same from one process and from several, after a kill, and never those of other settings."""
+"""Scores on disk: equal from one process or several and after a kill, and never reused with other settings."""
 
 import json
 import threading
@@ -44,12 +44,12 @@ def expected(task_rows, subset_rows, tokenizer, tmp_path):
     return scorer.score(subset_rows)
 
 
-def scored(*arguments, **options):
+def score_all(*arguments, **options):
     found = score(*arguments, task_batch_size=TASK_BATCH, **options)
     return found[:, 0 : found.shape[1]]
 
 
-def test_scores_in_shards_are_the_scorers(task_rows, subset_rows, tokenizer, expected, tmp_path):
+def test_sharded_scores_equal_the_scorer(task_rows, subset_rows, tokenizer, expected, tmp_path):
     scorer = FakeScorer(tokenizer)
     found = score(task_rows, subset_rows, scorer, tmp_path / "work", task_batch_size=TASK_BATCH)
     assert found.shape == (60, 5) == expected.shape
@@ -62,12 +62,14 @@ def test_scores_in_shards_are_the_scorers(task_rows, subset_rows, tokenizer, exp
 
 
 @pytest.mark.parametrize("num_processes", [2, 3, 12])
-def test_processes_share_the_work_and_see_the_same(task_rows, subset_rows, tokenizer, expected, tmp_path, num_processes):
+def test_processes_divide_the_scoring_and_return_equal_scores(
+    task_rows, subset_rows, tokenizer, expected, tmp_path, num_processes
+):
     scorers = [FakeScorer(tokenizer) for _ in range(num_processes)]
     results = [None] * num_processes
 
     def work(index):
-        results[index] = scored(
+        results[index] = score_all(
             task_rows, subset_rows, scorers[index], tmp_path / "work", process_index=index, num_processes=num_processes
         )
 
@@ -85,15 +87,15 @@ def test_processes_share_the_work_and_see_the_same(task_rows, subset_rows, token
 
 
 @pytest.mark.parametrize("then", [1, 2])
-def test_a_killed_run_continues(task_rows, subset_rows, tokenizer, expected, tmp_path, then):
+def test_killed_scoring_resumes(task_rows, subset_rows, tokenizer, expected, tmp_path, then):
     killed = FakeScorer(tokenizer, fail_after=25)
     with pytest.raises(KeyboardInterrupt):
-        scored(task_rows, subset_rows, killed, tmp_path / "work")
+        score_all(task_rows, subset_rows, killed, tmp_path / "work")
     assert len(killed.scored) == 21
     scorers = [FakeScorer(tokenizer) for _ in range(then)]
     threads = [
         threading.Thread(
-            target=scored,
+            target=score_all,
             args=(task_rows, subset_rows, scorer, tmp_path / "work"),
             kwargs={"process_index": index, "num_processes": then},
             daemon=True,
@@ -107,12 +109,12 @@ def test_a_killed_run_continues(task_rows, subset_rows, tokenizer, expected, tmp
     assert sorted(name for scorer in scorers for name in scorer.scored) == sorted(subset_rows["id"][21:])
     assert [(scorer.fitted, scorer.loaded) for scorer in scorers] == [(0, 1)] * then
     finished = FakeScorer(tokenizer)
-    np.testing.assert_array_equal(scored(task_rows, subset_rows, finished, tmp_path / "work"), expected)
+    np.testing.assert_array_equal(score_all(task_rows, subset_rows, finished, tmp_path / "work"), expected)
     assert (finished.fitted, finished.loaded, finished.scored) == (0, 0, [])
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "remove", "another shape", "a bit"])
-def test_a_damaged_shard_is_made_again(task_rows, subset_rows, tokenizer, expected, tmp_path, damage):
+def test_damaged_shard_is_rebuilt(task_rows, subset_rows, tokenizer, expected, tmp_path, damage):
     found = score(task_rows, subset_rows, FakeScorer(tokenizer), tmp_path / "work", task_batch_size=TASK_BATCH)
     path = tmp_path / "work" / "scores-00002.npy"
     if damage == "remove":
@@ -127,66 +129,66 @@ def test_a_damaged_shard_is_made_again(task_rows, subset_rows, tokenizer, expect
     with pytest.raises(InfluenceError, match="scores-00002.npy is missing or damaged"):
         found[:, 0:1]
     scorer = FakeScorer(tokenizer)
-    np.testing.assert_array_equal(scored(task_rows, subset_rows, scorer, tmp_path / "work"), expected)
+    np.testing.assert_array_equal(score_all(task_rows, subset_rows, scorer, tmp_path / "work"), expected)
     assert scorer.scored == subset_rows["id"][14:21]
 
 
-def test_shards_of_before_there_were_checksums_are_taken(task_rows, subset_rows, tokenizer, expected, tmp_path):
-    scored(task_rows, subset_rows, FakeScorer(tokenizer), tmp_path / "work")
+def test_older_shards_without_checksums_are_used(task_rows, subset_rows, tokenizer, expected, tmp_path):
+    score_all(task_rows, subset_rows, FakeScorer(tokenizer), tmp_path / "work")
     for path in (tmp_path / "work").glob("*.npy"):
         np.save(path, np.load(path))
     scorer = FakeScorer(tokenizer)
-    np.testing.assert_array_equal(scored(task_rows, subset_rows, scorer, tmp_path / "work"), expected)
+    np.testing.assert_array_equal(score_all(task_rows, subset_rows, scorer, tmp_path / "work"), expected)
     assert not scorer.scored
 
 
-def test_other_settings_are_refused_and_named(task_rows, subset_rows, tokenizer, tmp_path):
+def test_other_settings_are_refused(task_rows, subset_rows, tokenizer, tmp_path):
     folder = tmp_path / "work"
-    scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
+    score_all(task_rows, subset_rows, FakeScorer(tokenizer), folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(
         InfluenceError, match=r"layer \(2 there, 0 now\), scorer .*Choose another --work_dir for this selection"
     ):
-        scored(task_rows, subset_rows, FakeScorer(tokenizer, layer=0), folder)
+        score_all(task_rows, subset_rows, FakeScorer(tokenizer, layer=0), folder)
     with pytest.raises(InfluenceError, match=r"subset \("):
-        scored(task_rows, subset_rows.select(range(59)), FakeScorer(tokenizer), folder, process_index=1, num_processes=2)
+        score_all(task_rows, subset_rows.select(range(59)), FakeScorer(tokenizer), folder, process_index=1, num_processes=2)
     with pytest.raises(InfluenceError, match=r"task \("):
-        scored(task_rows.select(range(20)), subset_rows, FakeScorer(tokenizer), folder)
+        score_all(task_rows.select(range(20)), subset_rows, FakeScorer(tokenizer), folder)
     with pytest.raises(InfluenceError, match=r"task_batch_size \(5 there, 4 now\)"):
         score(task_rows, subset_rows, FakeScorer(tokenizer), folder, task_batch_size=4)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     for content in ("{", "[]"):
         (folder / SETTINGS_FILE).write_text(content)
         with pytest.raises(InfluenceError, match="settings.json is damaged"):
-            scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
+            score_all(task_rows, subset_rows, FakeScorer(tokenizer), folder)
     (folder / SETTINGS_FILE).unlink()
     with pytest.raises(InfluenceError, match=r"contains scores \(scores-00000.npy ...\), but no settings.json"):
-        scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
+        score_all(task_rows, subset_rows, FakeScorer(tokenizer), folder)
 
 
-def test_a_refused_scoring_leaves_its_folder_to_others(task_rows, subset_rows, tokenizer, expected, tmp_path):
+def test_refused_scoring_leaves_no_folder(task_rows, subset_rows, tokenizer, expected, tmp_path):
     class Refusing(FakeScorer):
         def fit(self, *args, **kwargs):
             raise InfluenceError("no such label")
 
     with pytest.raises(InfluenceError, match="no such label"):
-        scored(task_rows, subset_rows, Refusing(tokenizer, layer=0), tmp_path / "work")
+        score_all(task_rows, subset_rows, Refusing(tokenizer, layer=0), tmp_path / "work")
     assert not (tmp_path / "work").exists()
-    np.testing.assert_array_equal(scored(task_rows, subset_rows, FakeScorer(tokenizer), tmp_path / "work"), expected)
+    np.testing.assert_array_equal(score_all(task_rows, subset_rows, FakeScorer(tokenizer), tmp_path / "work"), expected)
 
 
-def test_without_a_folder_scores_are_found_in_the_cache(task_rows, subset_rows, tokenizer, expected, tmp_path, monkeypatch):
+def test_scores_without_a_folder_are_cached(task_rows, subset_rows, tokenizer, expected, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    np.testing.assert_array_equal(scored(task_rows, subset_rows, FakeScorer(tokenizer)), expected)
+    np.testing.assert_array_equal(score_all(task_rows, subset_rows, FakeScorer(tokenizer)), expected)
     again, other = FakeScorer(tokenizer), FakeScorer(tokenizer, seed=1)
-    np.testing.assert_array_equal(scored(task_rows, subset_rows, again), expected)
+    np.testing.assert_array_equal(score_all(task_rows, subset_rows, again), expected)
     assert again.scored == []
-    assert (scored(task_rows, subset_rows, other) != expected).all() and len(other.scored) == 60
+    assert (score_all(task_rows, subset_rows, other) != expected).all() and len(other.scored) == 60
     settings = [json.loads(path.read_text()) for path in tmp_path.rglob(SETTINGS_FILE)]
     assert sorted(found["seed"] for found in settings) == [0, 1]
 
 
-def test_the_digest_is_of_the_content(subset_rows, tmp_path):
+def test_digest_depends_on_the_content(subset_rows, tmp_path):
     digest = rows_digest(subset_rows)
     subset_rows.save_to_disk(tmp_path / "saved")
     assert rows_digest(Dataset.load_from_disk(tmp_path / "saved")) == digest
@@ -203,8 +205,8 @@ def test_the_digest_is_of_the_content(subset_rows, tmp_path):
     assert len({digest, *map(rows_digest, changes)}) == len(changes) + 1
 
 
-def test_two_selections_at_the_same_time_share_the_scores(task_rows, subset_rows, tokenizer, expected, tmp_path):
-    """One ends, and removes the gradients, while the other has a shard in work."""
+def test_concurrent_selections_share_the_scores(task_rows, subset_rows, tokenizer, expected, tmp_path):
+    """One ends and removes the gradients while the other is scoring a shard."""
     started, ended = threading.Event(), threading.Event()
 
     class Slow(FakeScorer):
@@ -217,22 +219,22 @@ def test_two_selections_at_the_same_time_share_the_scores(task_rows, subset_rows
 
     slow, results = Slow(tokenizer), []
     thread = threading.Thread(
-        target=lambda: results.append(scored(task_rows, subset_rows, slow, tmp_path / "work")), daemon=True
+        target=lambda: results.append(score_all(task_rows, subset_rows, slow, tmp_path / "work")), daemon=True
     )
     thread.start()
     started.wait(30)
     fast = FakeScorer(tokenizer)
-    np.testing.assert_array_equal(scored(task_rows, subset_rows, fast, tmp_path / "work"), expected)
+    np.testing.assert_array_equal(score_all(task_rows, subset_rows, fast, tmp_path / "work"), expected)
     ended.set()
     thread.join(30)
     np.testing.assert_array_equal(results[0], expected)
     assert len(slow.scored) == 14 and fast.scored == subset_rows["id"][14:]
     assert (slow.fitted, fast.fitted, fast.loaded) == (1, 0, 1)
-    # Gradients that are gone while scores are missing are told.
+    # Missing gradients are an error while scores are missing.
     lost = FakeScorer(tokenizer)
     lost.score = lambda rows: np.load(tmp_path / "gone.npy")
     with pytest.raises(FileNotFoundError):
-        scored(task_rows, subset_rows, lost, tmp_path / "other")
+        score_all(task_rows, subset_rows, lost, tmp_path / "other")
 
 
 def test_ids_may_be_large_strings(subset_rows):

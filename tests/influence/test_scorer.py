@@ -1,4 +1,5 @@
-"""Influence equals the naive way, for every family, layer and kind of parameter, and depends on nothing else."""
+"""Influence scores equal a naive computation, for every family, layer and kind of parameter, and depend on nothing
+else."""
 
 from contextlib import nullcontext
 from copy import deepcopy
@@ -78,14 +79,14 @@ def in_layer(family, layer, patterns):
     def chosen(name):
         if layer == 0 and name.startswith(PROJECTIONS):
             return patterns == "*"
-        place = places[layer]
-        return name.startswith(place) and any(fnmatchcase(name[len(place) :], each) for each in patterns.split(","))
+        prefix = places[layer]
+        return name.startswith(prefix) and any(fnmatchcase(name[len(prefix) :], each) for each in patterns.split(","))
 
     return chosen
 
 
 @pytest.mark.parametrize(("family", "layer", "kind"), CASES)
-def test_equals_the_naive_way(family, layer, kind, tokenizer):
+def test_scores_equal_the_naive_computation(family, layer, kind, tokenizer):
     patterns = (LAYER_KINDS if layer else EMBEDDING_KINDS)[kind]
     expected = products(*references(family, torch.float64, 2, tokenizer), in_layer(family, layer, patterns))
     assert np.isnan(expected[3]).all() and not np.isnan(expected).all()
@@ -96,8 +97,8 @@ def test_equals_the_naive_way(family, layer, kind, tokenizer):
 
 
 @pytest.mark.parametrize(("family", "layer", "kind"), CASES)
-def test_in_float32(family, layer, kind, tokenizer):
-    """Kind by kind: in the sum over all of them the small ones would not be seen."""
+def test_scores_in_float32(family, layer, kind, tokenizer):
+    """For each kind separately: in the sum over all of them the small ones would not be noticed."""
     patterns = (LAYER_KINDS if layer else EMBEDDING_KINDS)[kind]
     scores = scorer_of(tiny(family, torch.float32), tokenizer, layer=layer, parameters=patterns).score(passages())
     assert scores.dtype == np.float32
@@ -107,8 +108,8 @@ def test_in_float32(family, layer, kind, tokenizer):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "albert", "modernbert", "distilbert"])
 @pytest.mark.parametrize("layer", [0, -1])
-def test_equals_the_stock_classes(family, layer, tokenizer, tmp_path):
-    """Their own losses, one passage and one task batch at a time: nothing here is of this package but the masks."""
+def test_scores_equal_those_of_stock_classes(family, layer, tokenizer, tmp_path):
+    """Losses of stock classes, one passage and one task batch at a time: only the masks come from this package."""
     export_stock(tiny(family), tokenizer, tmp_path)
     lm = AutoModelForMaskedLM.from_pretrained(tmp_path / "mlm", dtype=torch.float64).eval()
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64).eval()
@@ -132,7 +133,7 @@ def test_equals_the_stock_classes(family, layer, tokenizer, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layer", [0, -1])
-def test_defaults_are_word_embeddings_and_attention_output(family, layer, tokenizer):
+def test_default_parameters_are_word_embeddings_or_attention_output(family, layer, tokenizer):
     names = {
         "albert": "attention.dense.weight",
         "modernbert": "attn.Wo.weight",
@@ -150,7 +151,7 @@ def test_defaults_are_word_embeddings_and_attention_output(family, layer, tokeni
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 @pytest.mark.parametrize("layer", [0, 1, -1])
-def test_factors_equal_whole_gradients(family, layer, tokenizer, monkeypatch):
+def test_factored_gradients_equal_complete_gradients(family, layer, tokenizer, monkeypatch):
     found = []
     for tokens in (0, 10**9):
         monkeypatch.setattr(kinds, "_TOKENS", tokens)
@@ -162,8 +163,8 @@ def test_factors_equal_whole_gradients(family, layer, tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
-def test_small_blocks_and_products_change_nothing(layer, tokenizer, monkeypatch):
-    """More task gradients than memory, and products cut into pieces."""
+def test_block_sizes_do_not_change_the_scores(layer, tokenizer, monkeypatch):
+    """Task gradients exceed the memory limit, and products are computed in pieces."""
     whole = scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=layer, parameters="*")
     monkeypatch.setattr(kinds, "MAX_NUMBERS", 64)
     monkeypatch.setattr("hf_tlm.influence.scorer.MAX_NUMBERS", 64)
@@ -174,8 +175,8 @@ def test_small_blocks_and_products_change_nothing(layer, tokenizer, monkeypatch)
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("stay", [0, 2, 5])
-def test_blocks_that_do_not_fit_are_read_again(layer, stay, tokenizer, monkeypatch, tmp_path):
-    """The budget is that of as many of the five blocks as are to stay in memory."""
+def test_blocks_that_do_not_fit_are_reloaded(layer, stay, tokenizer, monkeypatch, tmp_path):
+    """The memory budget fits as many of the five blocks as should stay in memory."""
     monkeypatch.setattr("hf_tlm.influence.scorer.MAX_NUMBERS", 64)
     scorer = scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=layer, parameters="*")
     expected = scorer.score(passages())
@@ -189,10 +190,10 @@ def test_blocks_that_do_not_fit_are_read_again(layer, stay, tokenizer, monkeypat
     monkeypatch.setattr("hf_tlm.influence.task_gradients.KEPT_BYTES", sum(sizes[:stay]))
     scorer.load(tmp_path / "saved")
     assert (np.nan_to_num(scorer.score(passages())) == np.nan_to_num(expected)).all()
-    # One passage at a time, or of seven two at a time; one has nothing to mask.
+    # One passage at a time, or two at a time of seven; one passage has nothing to mask.
     later = 6 - 1 if layer else 4 - 1
     assert len(sizes) == 5 and len(read) == 5 + (5 - stay) * later
-    # All that passages leave at the parameters waits for one pass over the blocks.
+    # The gradients of all passages wait for a single pass over the blocks.
     monkeypatch.setattr("hf_tlm.influence.scorer.WAITING_BYTES", 1 << 28)
     scorer.load(tmp_path / "saved")
     passes, blocks = [], scorer._tasks.blocks
@@ -201,26 +202,26 @@ def test_blocks_that_do_not_fit_are_read_again(layer, stay, tokenizer, monkeypat
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
-def test_batches_order_and_padding_change_nothing(layer, tokenizer):
+def test_batch_size_order_and_padding_do_not_change_the_scores(layer, tokenizer):
     rows = passages(12)
     expected = scorer_of(tiny("bert"), tokenizer, layer=layer, parameters="*", batch_size=1).score(rows)
     scorer = scorer_of(tiny("bert"), tokenizer, layer=layer, parameters="*", batch_size=24)
     order = np.random.default_rng(0).permutation(len(rows))
     assert_close(scorer.score(rows.select(order)), expected[order], 1e-12)
-    # Alone, and beside a much longer passage.
+    # Alone, and batched with a much longer passage.
     long = Dataset.from_list([{"id": "long", "input_ids": [2, *range(5, 40), 3], "token_type_ids": [0] * 37}, rows[0]])
     assert_close(scorer.score(rows.select([0])), expected[:1], 1e-12)
     assert_close(scorer.score(long)[1:], expected[:1], 1e-12)
 
 
-def test_a_group_of_passages_has_the_influence_of_the_summed_batch(tokenizer):
+def test_scores_of_a_group_sum_to_those_of_its_batch(tokenizer):
     model, rows = tiny("bert"), passages(4).select([0, 1, 2])
     scores = scorer_of(model, tokenizer).score(rows)
     model.requires_grad_(True)
     each = passage_gradients(model, tokenizer, rows)
-    together = {name: sum(gradient[name] for gradient in each) for name in each[0]}
+    summed = {name: sum(gradient[name] for gradient in each) for name in each[0]}
     tasks = task_gradients(model, tokenizer, task_texts(), 2)
-    expected = products([together], tasks, in_layer("bert", -1, "attention.output.dense.weight"))
+    expected = products([summed], tasks, in_layer("bert", -1, "attention.output.dense.weight"))
     assert_close(scores.sum(axis=0, keepdims=True), expected, 1e-10)
 
 
@@ -236,7 +237,7 @@ def test_task_batches_are_consecutive_texts(count, tokenizer):
     assert_close(scorer.score(passages()), expected, 1e-10)
 
 
-def test_labels_is_label(tokenizer):
+def test_labels_column_may_have_either_name(tokenizer):
     named = scorer_of(tiny("bert"), tokenizer)
     other = scorer_of(tiny("bert"), tokenizer, task_texts().rename_column("label", "labels"))
     assert_close(other.score(passages()), named.score(passages()), 0)
@@ -244,14 +245,14 @@ def test_labels_is_label(tokenizer):
         other.fit(Dataset.from_dict({"input_ids": [[2, 5, 3]] * 2, "labels": [None, 99]}), 1)
 
 
-def test_checkpoints_are_averaged(tokenizer):
+def test_scores_are_averaged_over_checkpoints(tokenizer):
     models = [tiny("bert", seed=seed) for seed in (0, 1)]
     single = [scorer_of(model, tokenizer, layer=0).score(passages()) for model in models]
     assert np.nanmax(np.abs(single[0] - single[1])) > 0.01 * np.nanmax(np.abs(single[0]))
     assert_close(scorer_of(models, tokenizer, layer=0).score(passages()), (single[0] + single[1]) / 2, 1e-12)
 
 
-def test_the_output_embedding_counts_only_where_it_is_the_input_embedding(tokenizer):
+def test_output_embedding_counts_only_when_tied(tokenizer):
     tied, untied = (tiny("bert", tie_word_embeddings=tie) for tie in (True, False))
     untied = deepcopy(untied)
     untied.load_state_dict(tied.state_dict(), strict=False)
@@ -264,7 +265,7 @@ def test_the_output_embedding_counts_only_where_it_is_the_input_embedding(tokeni
     assert np.nanmax(np.abs(found[0] - found[1])) > 0.01 * np.nanmax(np.abs(found[0]))
 
 
-def test_nothing_to_mask_is_nan_and_a_single_token_is_masked(tokenizer):
+def test_passages_without_maskable_tokens_score_nan(tokenizer):
     rows = [{"id": f"one {i}", "input_ids": [2, 9, 3]} for i in range(20)]
     rows += [{"id": "none", "input_ids": [2, 3]}, {"id": "empty", "input_ids": []}]
     scorer = scorer_of(tiny("bert"), tokenizer, mlm_probability=0.1)
@@ -274,7 +275,7 @@ def test_nothing_to_mask_is_nan_and_a_single_token_is_masked(tokenizer):
     assert scorer.score(Dataset.from_list(rows).select([])).shape == (0, 3)
 
 
-def test_one_class_only(tokenizer):
+def test_validation_of_a_single_class(tokenizer):
     rows = task_texts(labels=(1,))
     scores = scorer_of(tiny("bert"), tokenizer, rows).score(passages())
     tasks = task_gradients(tiny("bert"), tokenizer, rows, 2)
@@ -300,7 +301,7 @@ def test_bfloat16_sums_in_float32(tokenizer):
 
 
 @pytest.mark.parametrize("layer", [1, -1])
-def test_the_error_of_projections_falls_with_their_size(layer, tokenizer):
+def test_projection_error_decreases_with_its_size(layer, tokenizer):
     model, options = tiny("bert"), {"layer": layer, "parameters": "*dense.weight,*query.weight"}
     exact = scorer_of(model, tokenizer, **options).score(passages())
     errors = [
@@ -311,7 +312,7 @@ def test_the_error_of_projections_falls_with_their_size(layer, tokenizer):
     assert errors == sorted(errors, reverse=True) and errors[-2] > errors[-1] == 0
 
 
-def test_saved_and_loaded(tokenizer, tmp_path):
+def test_task_gradients_are_saved_and_loaded(tokenizer, tmp_path):
     scorer = scorer_of(tiny("bert"), tokenizer, layer=0, parameters="*")
     scorer.save(tmp_path / "saved")
     other = InfluenceScorer([tiny("bert")], tokenizer, layer=0, parameters="*", mlm_probability=MASKED, seed=SEED)
@@ -331,10 +332,10 @@ def test_saved_and_loaded(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "a bit", "none"])
-def test_a_damaged_block_of_gradients_is_made_again(tokenizer, tmp_path, damage):
-    made = InfluenceScorer([tiny("bert")], tokenizer, layer=0, parameters="*", mlm_probability=MASKED, seed=SEED)
-    made.fit(task_texts(), 2, tmp_path)
-    expected = made.score(passages())
+def test_damaged_block_of_gradients_is_rebuilt(tokenizer, tmp_path, damage):
+    scorer = InfluenceScorer([tiny("bert")], tokenizer, layer=0, parameters="*", mlm_probability=MASKED, seed=SEED)
+    scorer.fit(task_texts(), 2, tmp_path)
+    expected = scorer.score(passages())
     (block,) = tmp_path.glob("block-*")
     before = block.read_bytes()
     block.unlink()
@@ -349,7 +350,7 @@ def test_a_damaged_block_of_gradients_is_made_again(tokenizer, tmp_path, damage)
     np.testing.assert_array_equal(again.score(passages()), expected)
 
 
-def test_the_settings_of_gradients_are_read_once(tmp_path, monkeypatch):
+def test_settings_of_gradients_are_read_once(tmp_path, monkeypatch):
     made = TaskGradients.begin(tmp_path, torch.device("cpu"), [2, 3], {"fingerprint": "f"})
     reads = []
     monkeypatch.setattr(
@@ -363,7 +364,7 @@ def test_the_settings_of_gradients_are_read_once(tmp_path, monkeypatch):
     assert len(reads) == 2
 
 
-def test_fit_in_a_folder_of_the_callers(tokenizer, tmp_path):
+def test_fit_writes_to_the_given_folder(tokenizer, tmp_path):
     scorer = InfluenceScorer([tiny("bert")], tokenizer)
     scorer.fit(task_texts(), 2, tmp_path / "tasks")
     other = InfluenceScorer([tiny("bert")], tokenizer)
@@ -371,7 +372,7 @@ def test_fit_in_a_folder_of_the_callers(tokenizer, tmp_path):
     assert (np.nan_to_num(other.score(passages())) == np.nan_to_num(scorer.score(passages()))).all()
 
 
-def test_a_killed_fit_continues_and_several_processes_make_other_blocks(tokenizer, tmp_path, monkeypatch):
+def test_killed_fit_resumes_and_processes_divide_the_blocks(tokenizer, tmp_path, monkeypatch):
     """Five texts in five blocks."""
     blocks = count_blocks(monkeypatch, texts=1)
     whole = scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=1)
@@ -401,7 +402,7 @@ def test_a_killed_fit_continues_and_several_processes_make_other_blocks(tokenize
         assert (np.nan_to_num(scorer.score(passages())) == np.nan_to_num(whole.score(passages()))).all()
     assert len(blocks.made) == 5
     assert {path.name.count("-") for path in (tmp_path / "tasks").iterdir()} == {0, 2}
-    # Of other texts nothing is taken over, and nothing stays.
+    # With other texts nothing is reused, and nothing remains.
     other = fit(task_texts(seed=5))
     assert len(blocks.made) == 10 and len(list((tmp_path / "tasks").iterdir())) == 6
     assert not np.allclose(np.nan_to_num(other.score(passages())), np.nan_to_num(whole.score(passages())))
@@ -418,20 +419,20 @@ def test_a_killed_fit_continues_and_several_processes_make_other_blocks(tokenize
         ("roberta", 40, "more than the 39 positions"),
     ],
 )
-def test_lengths_that_the_model_cannot_have(family, length, message, tokenizer):
+def test_unsupported_lengths_are_refused(family, length, message, tokenizer):
     scorer = InfluenceScorer([tiny(family)], tokenizer)
     with pytest.raises(InfluenceError, match=message) if message else nullcontext():
         assert scorer.max_length(length) == length
 
 
-def test_a_tokenizer_of_another_model_is_refused(tokenizer):
+def test_tokenizer_of_another_model_is_refused(tokenizer):
     with pytest.raises(
         InfluenceError, match="The tokenizer has [0-9]+ tokens, and the models have embeddings for 50. Pass the"
     ):
         InfluenceScorer([tiny("bert", vocab_size=50)], tokenizer)
 
 
-def test_texts_have_128_tokens_by_default_or_what_the_tokenizer_says(tokenizer):
+def test_default_max_length_is_128_or_the_tokenizers(tokenizer):
     tokenizer = deepcopy(tokenizer)
     scorer = InfluenceScorer([tiny("bert", max_position_embeddings=300)], tokenizer)
     found = []
@@ -443,7 +444,7 @@ def test_texts_have_128_tokens_by_default_or_what_the_tokenizer_says(tokenizer):
         assert InfluenceScorer([tiny(family)], tokenizer).max_length() == positions
 
 
-def test_gradients_may_fill_half_of_what_a_gpu_has_free(monkeypatch):
+def test_gradients_may_use_half_of_the_free_gpu_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 << 30, 80 << 30))
     assert _free_memory(torch.device("cuda")) == 5 << 30 and _free_memory(torch.device("cpu")) == KEPT_BYTES
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 80 << 30))
@@ -452,8 +453,8 @@ def test_gradients_may_fill_half_of_what_a_gpu_has_free(monkeypatch):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
 @pytest.mark.parametrize("kind", ["all", None])
-def test_with_flash_attention_no_token_is_left_out(family, kind, tokenizer, monkeypatch):
-    """Its kernels are a GPU's: only the question for it is answered otherwise here."""
+def test_flash_attention_computes_all_tokens(family, kind, tokenizer, monkeypatch):
+    """Its kernels need a GPU: only the check for it is patched here."""
     options = {"parameters": kind and LAYER_KINDS[kind]}
     expected = scorer_of(tiny(family), tokenizer, **options).score(passages())
     monkeypatch.setattr("hf_tlm.models.base.is_flash_attention_requested", lambda config: True)
@@ -473,12 +474,12 @@ def test_with_flash_attention_no_token_is_left_out(family, kind, tokenizer, monk
         ({"projection_dim": 8, "layer": 0}, "among word_embeddings.weight there is none"),
     ],
 )
-def test_settings_that_make_no_sense(options, message, tokenizer):
+def test_invalid_settings_are_refused(options, message, tokenizer):
     with pytest.raises(InfluenceError, match=message):
         InfluenceScorer([tiny("bert")], tokenizer, **options)
 
 
-def test_unsupported_parameters_and_rows(tokenizer):
+def test_unsupported_parameters_and_rows_are_refused(tokenizer):
     model = deepcopy(tiny("bert"))
     model.base_model.encoder.layer[1].attention.output.dense = torch.nn.Bilinear(2, 2, 2)
     with pytest.raises(InfluenceError, match="belongs to a Bilinear"):
@@ -505,7 +506,7 @@ def test_unsupported_parameters_and_rows(tokenizer):
         scorer.score(task_texts())
 
 
-def test_what_a_person_passes_first_is_met_with_a_sentence(tokenizer):
+def test_wrong_types_are_refused(tokenizer):
     model = tiny("bert")
     for models, found in ((model, "TlmModel"), ([model, torch.nn.Linear(2, 2)], "Linear"), ("folder", "str")):
         with pytest.raises(InfluenceError, match=f"a list of TlmModel; received {found}. Pass "):
@@ -519,7 +520,7 @@ def test_what_a_person_passes_first_is_met_with_a_sentence(tokenizer):
             scorer.fit(rows, 1)
 
 
-def test_texts_of_a_task_batch_may_be_a_number_of_numpy(tokenizer):
-    """It was written as JSON, after the gradients of before had been left."""
+def test_task_batch_size_may_be_a_numpy_integer(tokenizer):
+    """Writing it as JSON failed, after the earlier gradients had been discarded."""
     scorer, again = (scorer_of(tiny("bert"), tokenizer, task_batch_size=size) for size in (2, np.int64(2)))
     assert again.num_task_batches == scorer.num_task_batches > 0

@@ -1,4 +1,4 @@
-"""Subset -> smaller subset: what is kept, what its manifest, report and card say, and what is refused."""
+"""Selecting from a subset: what is kept, what manifest, report and card say, and what is refused."""
 
 import logging
 from dataclasses import replace
@@ -87,8 +87,8 @@ def test_iss_keeps_the_most_influential(task, subset, scorer, by_influence, tmp_
     }
 
 
-def test_as_the_released_script(task, subset, tokenizer, tmp_path):
-    """Task gradients of training texts, groups by masked tokens: said in the manifest, the report and the card."""
+def test_options_of_the_released_script_are_recorded(task, subset, tokenizer, tmp_path):
+    """Task gradients of training texts and groups by masked tokens are in the manifest, the report and the card."""
     scorer = FakeScorer(tokenizer)
     scorer.masked_tokens = lambda rows: 1 + np.arange(len(rows)) % 5
     options = {"corpus_batch_size": 4, "task_batch_size": 3, "scorer": scorer, "max_length": 32, "num_passages": 11}
@@ -98,8 +98,8 @@ def test_as_the_released_script(task, subset, tokenizer, tmp_path):
     expected = select_rows(scores, corpus_batch_size=4, num_passages=11, weights=weights)
     assert found.dataset["influence_rank"][:] == expected.rank.tolist()
     assert found.dataset["id"][:] == [subset.dataset["id"][row] for row in expected.rows]
-    made = found.manifest["selection"]
-    assert (made["task_split"], made["group_loss"]) == ("train", "tokens")
+    record = found.manifest["selection"]
+    assert (record["task_split"], record["group_loss"]) == ("train", "tokens")
     report = retrieval_report(found)
     assert "influence on the train examples" in report and "group loss tokens" in report and "off the train loss" in report
     found.save(tmp_path / "saved")
@@ -111,13 +111,13 @@ def test_as_the_released_script(task, subset, tokenizer, tmp_path):
     assert len(select(alone, subset, task_split="train", work_dir=tmp_path / "alone", **options)) == 11
 
 
-def test_another_size_needs_no_scores_again(by_influence, scorer):
+def test_other_sizes_reuse_the_scores(by_influence, scorer):
     by_influence(fraction=0.2)
     scored = len(scorer.scored)
     assert len(by_influence(num_passages=3)) == 3 and len(scorer.scored) == scored
 
 
-def test_a_subset_on_disk_gives_the_same(task, subset, by_influence, tokenizer, tmp_path):
+def test_saved_subset_gives_the_same_selection(task, subset, by_influence, tokenizer, tmp_path):
     subset.save(tmp_path / "saved")
     scorer = FakeScorer(tokenizer)
     options = {"fraction": 0.2, "scorer": scorer, "max_length": 32, "work_dir": tmp_path / "work"}
@@ -132,7 +132,7 @@ def test_a_subset_on_disk_gives_the_same(task, subset, by_influence, tokenizer, 
 
 
 def test_balance_sorts_validation_by_class(task, subset, scorer, by_influence, tmp_path):
-    """24 validation examples, 8 of each of 3 classes; batches of 3 leave out 2 of each."""
+    """24 validation examples, 8 for each of 3 classes; batches of 3 leave out 2 of each."""
     found = by_influence(num_passages=12, corpus_batch_size=1, task_batch_size=3, balance="class")
     rows = tokenize(task.validation, scorer.tokenizer, 32)
     labels = np.array(rows["label"][:])
@@ -140,8 +140,8 @@ def test_balance_sorts_validation_by_class(task, subset, scorer, by_influence, t
     scores = all_scores(rows.select(order), subset, scorer, 3, tmp_path / "fitted")
     expected = select_rows(scores, num_passages=12, classes=[0, 0, 1, 1, 2, 2])
     assert found.dataset["id"][:] == [subset.dataset["id"][row] for row in expected.rows]
-    made = found.manifest["selection"]
-    assert (made["balance"], made["validation_examples_left_out"], made["task_batches"]) == ("class", 6, 6)
+    record = found.manifest["selection"]
+    assert (record["balance"], record["validation_examples_left_out"], record["task_batches"]) == ("class", 6, 6)
 
 
 def test_balance_needs_a_batch_of_every_class(by_influence):
@@ -149,7 +149,7 @@ def test_balance_needs_a_batch_of_every_class(by_influence):
         by_influence(num_passages=12, task_batch_size=9, balance="class")
 
 
-def test_one_class_in_validation(subset, scorer, tmp_path):
+def test_validation_of_a_single_class(subset, scorer, tmp_path):
     task = make_task()
     only = task.validation.filter(lambda row: row["label"] == 1)
     task = Task(task.spec, {**task.splits, "validation": only}, task.label_names)
@@ -158,7 +158,7 @@ def test_one_class_in_validation(subset, scorer, tmp_path):
     assert len(plain) == 9 and plain.dataset.to_dict() == balanced.dataset.to_dict()
 
 
-def test_controls_have_the_same_size_and_the_subsets_order(task, subset):
+def test_control_methods_have_the_size_and_order_of_the_subset(task, subset):
     number = round(0.25 * len(subset))
     weights = log_importance_weights(task.train["text"], subset.dataset["text"])
     drawn = np.sort(np.random.default_rng(7).permutation(len(subset))[:number]).tolist()
@@ -178,57 +178,57 @@ def test_controls_have_the_same_size_and_the_subsets_order(task, subset):
         assert other.dataset["id"][:] != subset.dataset.select(expected[method])["id"][:]
 
 
-def test_everything_and_one(task, subset):
+def test_extreme_fractions_select_all_or_one(task, subset):
     assert select(task, subset, method="random", fraction=1.0).dataset.to_dict() == subset.dataset.to_dict()
     assert len(select(task, subset, method="random", fraction=1e-9)) == 1
 
 
-def test_saved_it_is_the_same_and_says_what_it_is(task, subset, by_influence, tmp_path):
+def test_saved_selection_is_equal_and_described(task, subset, by_influence, tmp_path):
     found = by_influence(fraction=0.2, score_model="scratch")
     found.save(tmp_path / "saved", report=retrieval_report(found, task))
     loaded = Subset.load(tmp_path / "saved")
     assert loaded.dataset.to_dict() == found.dataset.to_dict() and loaded.dataset.features == found.dataset.features
     assert loaded.manifest == found.manifest and loaded.summary() == found.summary()
-    said = (
+    description = (
         f"{len(found)} of {len(subset)} passages by influence on the validation examples, ISS (fraction 0.2, layer 2, "
         "parameters attention.output.dense.weight, corpus batch size 4, task batch size 4, task batches 6, "
         "score model scratch, mlm probability 0.1, max length 32, seed 0); 2 had no token to mask, and so no score"
     )
-    assert f"selected: {said}" in found.summary()
+    assert f"selected: {description}" in found.summary()
     assert f"{len(found)} of 60 passages ({len(found) / 60:.1%})" in found.summary()
     report = (tmp_path / "saved" / "report.md").read_text(encoding="utf-8")
-    assert f"\n\nSelection: {said}.\n" in report and f"| passages before the selection | {len(subset)} |" in report
+    assert f"\n\nSelection: {description}.\n" in report and f"| passages before the selection | {len(subset)} |" in report
     assert (
         f"| passages of the subset | {len(found)} (" in report and f"| {max(found.dataset['influence'][:]):,.3g} |" in report
     )
     card = (tmp_path / "saved" / CARD_FILE).read_text(encoding="utf-8")
-    assert f"Of what was found, a part was selected: {said}." in card and "`influence_rank`" in card
+    assert f"Of what was found, a part was selected: {description}." in card and "`influence_rank`" in card
     assert f"\n{len(found)} of the 60 passages" in card and "iss" in yaml.safe_load(card.split("---")[1])["tags"]
     assert found.manifest["versions"].keys() >= {"torch", "transformers", "hf_tlm"}
 
 
-def test_a_score_model_in_words(task, subset, by_influence):
-    made = {"model": "bert_3x128.json", "rho2": 5, "learning_rate": 1e-3, "num_train_epochs": 3.0, "max_steps": -1}
+def test_score_model_is_described_in_the_summary(task, subset, by_influence):
+    record = {"model": "bert_3x128.json", "rho2": 5, "learning_rate": 1e-3, "num_train_epochs": 3.0, "max_steps": -1}
     scores = {"validation": {"macro_f1": 0.3416, "accuracy": 0.525}, "digest": "a87f"}
-    found = by_influence(fraction=0.2, score_model=made | scores)
+    found = by_influence(fraction=0.2, score_model=record | scores)
     words = (
         "bert_3x128.json trained on the task (rho2 5, learning rate 0.001, num train epochs 3, macro f1 on validation 34.2"
     )
     assert f"score model {words}, accuracy on validation 52.5), mlm probability" in found.summary()
-    found = by_influence(fraction=0.2, score_model=made | {"model": {"model_type": "albert"}, "max_steps": 40})
+    found = by_influence(fraction=0.2, score_model=record | {"model": {"model_type": "albert"}, "max_steps": 40})
     assert "score model albert trained on the task (rho2 5, learning rate 0.001, max steps 40), mlm" in found.summary()
 
 
-def test_what_controls_say(task, subset):
+def test_control_methods_are_described(task, subset):
     found = select(task, subset, method="dsir", num_passages=10, seed=3)
     settings = "passages asked for 10, num buckets 10,000, seed 3"
-    said = f"10 of {len(subset)} passages by n-gram importance resampling, DSIR ({settings})"
-    assert f"selected: {said}" in found.summary() and f"Selection: {said}." in retrieval_report(found)
+    description = f"10 of {len(subset)} passages by n-gram importance resampling, DSIR ({settings})"
+    assert f"selected: {description}" in found.summary() and f"Selection: {description}." in retrieval_report(found)
     assert "## Influence" not in retrieval_report(found)
     assert "bm25-rank" not in select(task, subset, method="bm25-rank", num_passages=10).summary()
 
 
-def test_the_subset_that_was_given_is_unchanged(task, subset):
+def test_input_subset_is_unchanged(task, subset):
     before = (subset.dataset.to_dict(), repr(subset.manifest))
     select(task, subset, method="random", fraction=0.5)
     assert (subset.dataset.to_dict(), repr(subset.manifest)) == before
@@ -261,21 +261,21 @@ def test_the_subset_that_was_given_is_unchanged(task, subset):
         ({"fraction": 1.0, "max_length": 32}, "55 of 57 have a score: 2 have no token that can be masked"),
     ],
 )
-def test_what_is_refused(task, subset, scorer, tmp_path, options, message):
+def test_invalid_options_are_refused(task, subset, scorer, tmp_path, options, message):
     with pytest.raises(InfluenceError, match=message):
         select(task, subset, **{"scorer": scorer, "work_dir": tmp_path / "work", **options})
 
 
-def test_a_report_that_cannot_quote_is_refused_before_anything_is_scored(task, subset, tmp_path):
+def test_report_that_cannot_quote_texts_is_refused_before_scoring(task, subset, tmp_path):
     other = replace(task, splits={**task.splits, "train": task.train.map(lambda row: {"id": f"other-{row['id']}"})})
-    asked = {"subset": "not-a-folder", "fraction": 0.5}
+    options = {"subset": "not-a-folder", "fraction": 0.5}
     with pytest.raises(RetrievalError, match="The training split of toy has no example 'train-"):
-        SelectionArguments(**asked, quote_task_texts=True).check(other, subset, str(tmp_path / "out"))
-    SelectionArguments(**asked).check(other, subset, str(tmp_path / "out"))
-    SelectionArguments(**asked, quote_task_texts=True).check(task, subset, str(tmp_path / "out"))
+        SelectionArguments(**options, quote_task_texts=True).check(other, subset, str(tmp_path / "out"))
+    SelectionArguments(**options).check(other, subset, str(tmp_path / "out"))
+    SelectionArguments(**options, quote_task_texts=True).check(task, subset, str(tmp_path / "out"))
 
 
-def test_subsets_and_tasks_that_are_refused(task, subset, scorer):
+def test_unsupported_subsets_and_tasks_are_refused(task, subset, scorer):
     with pytest.raises(InfluenceError, match="Cannot select from an empty subset"):
         select(task, Subset(subset.dataset.select([]), subset.manifest), method="random", fraction=0.5)
     chosen = select(task, subset, method="random", num_passages=20)
@@ -286,7 +286,7 @@ def test_subsets_and_tasks_that_are_refused(task, subset, scorer):
         select(without, subset, fraction=0.5, scorer=scorer)
 
 
-def test_a_subset_of_another_task_is_a_warning(subset, caplog):
+def test_subset_of_another_task_is_warned_about(subset, caplog):
     with caplog.at_level(logging.WARNING):
         select(make_task(), subset, method="random", fraction=0.5)
         assert not caplog.records

@@ -1,4 +1,4 @@
-"""Which passages are chosen, against loops that follow the definition word by word."""
+"""Which passages are selected, compared with loops that follow the definition literally."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hf_tlm.influence.selection import best_rows
 
 
 def naive_ranks(scores, size):
-    """ranks[t][g], from 1, of the groups that have a score."""
+    """Return ranks[t][g], from 1, of the groups that have a score."""
     passages, task_batches = scores.shape
     groups = [range(first, min(first + size, passages)) for first in range(0, passages, size)]
     ranks = []
@@ -18,14 +18,14 @@ def naive_ranks(scores, size):
             values = [float(scores[row, t]) for row in members if not np.isnan(scores[row, t])]
             if values:
                 sums[g] = sum(values)
-        ranks.append({g: place for place, g in enumerate(sorted(sums, key=lambda g: (-sums[g], g)), 1)})
+        ranks.append({g: rank for rank, g in enumerate(sorted(sums, key=lambda g: (-sums[g], g)), 1)})
     return groups, ranks
 
 
 def naive_top_k(scores, size, top_k):
     groups, ranks = naive_ranks(scores, size)
     first = -(-top_k // size)
-    chosen = {g for places in ranks for g, place in places.items() if place <= first}
+    chosen = {g for ranks_of_batch in ranks for g, rank in ranks_of_batch.items() if rank <= first}
     return [row for g in sorted(chosen) for row in groups[g] if not np.isnan(scores[row]).any()]
 
 
@@ -33,16 +33,16 @@ def naive_exact(scores, size, number, classes):
     groups, ranks = naive_ranks(scores, size)
     queues = []
     for label in sorted(set(classes)):
-        own = [t for t, name in enumerate(classes) if name == label]
-        mean = {g: np.nansum(scores[list(groups[g])][:, own].astype(float)) / len(own) for g in ranks[0]}
-        best = {g: min(ranks[t][g] for t in own) for g in ranks[0]}
+        batches = [t for t, name in enumerate(classes) if name == label]
+        mean = {g: np.nansum(scores[list(groups[g])][:, batches].astype(float)) / len(batches) for g in ranks[0]}
+        best = {g: min(ranks[t][g] for t in batches) for g in ranks[0]}
         queues.append(sorted(ranks[0], key=lambda g: (best[g], -mean[g], g)))
-    rows, taken = [], set()
+    rows, used = [], set()
     while len(rows) < number:
         for queue in queues:
-            g = next((g for g in queue if g not in taken), None)
+            g = next((g for g in queue if g not in used), None)
             if g is not None:
-                taken.add(g)
+                used.add(g)
                 rows += [row for row in groups[g] if not np.isnan(scores[row]).any()]
                 rows = rows[:number]
     return sorted(rows)
@@ -50,7 +50,7 @@ def naive_exact(scores, size, number, classes):
 
 @pytest.fixture(params=[0, 1, 2])
 def scores(request):
-    """[37, 11], with ties, and with passages that have no score: two alone, and a whole group of three."""
+    """Scores [37, 11] with ties and with passages without a score: two single ones, and a complete group of three."""
     rng = np.random.default_rng(request.param)
     values = rng.integers(-4, 5, (37, 11)) / 2 if request.param else rng.standard_normal((37, 11))
     values = values.astype(np.float32)
@@ -69,7 +69,7 @@ def test_top_k_is_the_union_over_task_batches(scores, size, top_k):
 @pytest.mark.parametrize("size", [1, 3, 4])
 @pytest.mark.parametrize("number", [1, 7, 20, 32])
 @pytest.mark.parametrize("classes", [[0] * 11, [1, 0, 1, 1, 0, 1, 5, 1, 1, 1, 1]], ids=["", "by class"])
-def test_a_number_is_reached_exactly(scores, size, number, classes):
+def test_num_passages_is_reached_exactly(scores, size, number, classes):
     found = select_rows(scores, corpus_batch_size=size, num_passages=number, classes=classes if any(classes) else None)
     assert found.rows.tolist() == naive_exact(scores, size, number, classes) and len(found.rows) == number
 
@@ -78,13 +78,13 @@ def test_a_number_is_reached_exactly(scores, size, number, classes):
 def test_rank_and_influence(scores, size):
     found = select_rows(scores, corpus_batch_size=size, num_passages=32)
     _, ranks = naive_ranks(scores, size)
-    assert found.rank.tolist() == [min(places[row // size] for places in ranks) for row in found.rows]
+    assert found.rank.tolist() == [min(ranks_of_batch[row // size] for ranks_of_batch in ranks) for row in found.rows]
     np.testing.assert_allclose(found.influence, scores[found.rows].mean(axis=1), rtol=1e-6, atol=1e-7)
     assert (found.rank.dtype, found.influence.dtype) == (np.int32, np.float32)
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_blocks_of_columns_do_not_matter(scores, size, monkeypatch):
+def test_block_size_does_not_change_the_selection(scores, size, monkeypatch):
     whole = select_rows(scores, corpus_batch_size=size, num_passages=20, classes=np.arange(11) % 3)
     widths = []
 
@@ -102,19 +102,19 @@ def test_blocks_of_columns_do_not_matter(scores, size, monkeypatch):
     np.testing.assert_allclose(parts.influence, whole.influence, rtol=1e-6)
 
 
-def test_equal_scores_go_to_the_first():
+def test_ties_are_broken_by_order():
     assert select_rows(np.zeros((6, 2), np.float32), num_passages=2).rows.tolist() == [0, 1]
     assert select_rows(np.zeros((6, 2), np.float32), top_k=3).rows.tolist() == [0, 1, 2]
 
 
-def test_of_equal_ranks_the_larger_mean_is_first():
-    """Passages 0 and 2 are first for one task batch each."""
+def test_equal_ranks_are_ordered_by_mean_influence():
+    """Passages 0 and 2 each rank first for one task batch."""
     scores = np.array([[5.0, 0.0], [1.0, 1.0], [0.0, 9.0]])
     assert select_rows(scores, num_passages=1).rows.tolist() == [2]
 
 
-def test_a_group_is_the_gradient_of_its_sum():
-    """Passage 2 is the best by itself; its group is not."""
+def test_groups_are_ranked_by_their_sum():
+    """Passage 2 is the best one, but its group is not."""
     scores = np.array([[1.0], [1.0], [1.5], [-1.0], [0.1]])
     assert select_rows(scores, corpus_batch_size=2, num_passages=2).rows.tolist() == [0, 1]
     assert select_rows(scores, corpus_batch_size=2, top_k=2).rows.tolist() == [0, 1]
@@ -123,14 +123,14 @@ def test_a_group_is_the_gradient_of_its_sum():
     assert found.rank.tolist() == [1, 1, 2, 2, 3] and found.influence.tolist() == pytest.approx([1, 1, 1.5, -1, 0.1])
 
 
-def test_the_last_group_is_as_small_as_it_is():
-    """Nothing is added to it: passage 4 counts once, and its group of one is the last of these."""
+def test_incomplete_last_group_is_not_padded():
+    """Passage 4 counts once, and its group of one ranks last."""
     scores = np.array([[1.0], [1.0], [1.5], [1.5], [1.9]])
     assert select_rows(scores, corpus_batch_size=2, top_k=2).rows.tolist() == [2, 3]
 
 
-def test_classes_share_alike():
-    """Class 0 has nine task batches that like the first passages, class 1 one that likes the last."""
+def test_classes_have_equal_shares():
+    """Nine task batches of class 0 favour the first passages, and one of class 1 the last."""
     scores = np.zeros((40, 10))
     scores[:, :9] = np.random.default_rng(0).uniform(0, 1, (40, 9)) + 10 * (np.arange(40) < 20)[:, None]
     scores[:, 9] = np.arange(40)
@@ -140,7 +140,7 @@ def test_classes_share_alike():
     assert (select_rows(scores, num_passages=10).rows < 20).sum() == 9
 
 
-def test_errors():
+def test_too_few_scored_passages_are_refused():
     scores = np.ones((5, 2))
     scores[3] = np.nan
     with pytest.raises(InfluenceError, match="5 passages were asked for, and 4 of 5 have a score: 1 have no token"):
@@ -150,7 +150,7 @@ def test_errors():
 
 
 @pytest.mark.parametrize("wild", [np.nan, np.inf, -np.inf])
-def test_scores_that_are_not_finite_are_left_out_and_told_from_none(wild, caplog):
+def test_nonfinite_scores_are_left_out_and_counted(wild, caplog):
     scores = np.random.default_rng(0).normal(size=(6, 3))
     scores[2] = np.nan
     scores[4, 1] = wild
@@ -167,8 +167,8 @@ def test_scores_that_are_not_finite_are_left_out_and_told_from_none(wild, caplog
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])
-def test_groups_by_weighted_means(scores, size):
-    """As the loop over groups; a passage without a score has no weight in its group."""
+def test_groups_are_ranked_by_weighted_means(scores, size):
+    """Compared with a loop over groups; a passage without a score has no weight in its group."""
     weights = np.random.default_rng(7).integers(1, 30, len(scores))
     weights[[0, 8, 21, 22, 23]] = 0
     weighted = np.full_like(scores, np.nan, np.float64)
@@ -176,30 +176,30 @@ def test_groups_by_weighted_means(scores, size):
         rows = [row for row in range(first, min(first + size, len(scores))) if not np.isnan(scores[row]).any()]
         if rows:
             mean = sum(float(weights[row]) * scores[row].astype(float) for row in rows) / sum(weights[row] for row in rows)
-            weighted[rows] = mean / len(rows)  # So that the sum, which `naive_ranks` takes, is the mean.
+            weighted[rows] = mean / len(rows)  # So that the sum, which `naive_ranks` computes, is the mean.
     _, ranks = naive_ranks(weighted.round(12), size)
     found = select_rows(scores, corpus_batch_size=size, num_passages=32, weights=weights)
-    best = {row: min(places[row // size] for places in ranks) for row in found.rows}
+    best = {row: min(ranks_of_batch[row // size] for ranks_of_batch in ranks) for row in found.rows}
     assert np.mean([rank == best[row] for row, rank in zip(found.rows, found.rank, strict=True)]) > 0.99
     if size > 1:
         assert found.rank.tolist() != select_rows(scores, corpus_batch_size=size, num_passages=32).rank.tolist()
 
 
 def naive_best(values, size, classes):
-    """One row after another: the class whose turn it is, its highest value that is left."""
-    left = [row for row in range(len(values)) if not np.isnan(values[row])]
+    """Row after row: each class in turn contributes its highest remaining value."""
+    remaining = [row for row in range(len(values)) if not np.isnan(values[row])]
     chosen = []
     while len(chosen) < size:
-        turn = [max((row for row in left if classes[row] == label), key=lambda row: (values[row], -row)) for label in
-                sorted({classes[row] for row in left})]  # fmt: skip
-        turn = sorted(turn, key=lambda row: (-values[row], row))[: size - len(chosen)]
-        chosen += turn
-        left = [row for row in left if row not in turn]
+        best = [max((row for row in remaining if classes[row] == label), key=lambda row: (values[row], -row)) for label in
+                sorted({classes[row] for row in remaining})]  # fmt: skip
+        best = sorted(best, key=lambda row: (-values[row], row))[: size - len(chosen)]
+        chosen += best
+        remaining = [row for row in remaining if row not in best]
     return sorted(chosen)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_best_rows_by_class(seed):
+def test_best_rows_by_class_equal_a_loop(seed):
     generator = np.random.default_rng(seed)
     values = generator.integers(0, 8, 40) / 8.0
     values[generator.integers(0, 40, 5)] = np.nan
@@ -211,7 +211,7 @@ def test_best_rows_by_class(seed):
         best_rows(values, 40)
 
 
-def test_scores_may_be_lists_and_it_is_said_how_many_are_wanted():
+def test_scores_may_be_lists_and_exactly_one_size_is_needed():
     scores = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
     listed, found = (select_rows(given, num_passages=2) for given in (scores.tolist(), scores))
     np.testing.assert_array_equal(listed.rows, found.rows)

@@ -1,4 +1,4 @@
-"""A recipe's selection is the function's, with the same defaults; what cannot be is refused before anything is read."""
+"""Arguments of a selection match the function's parameters and defaults; invalid ones are refused before data are read."""
 
 import dataclasses
 import inspect
@@ -20,7 +20,7 @@ def parsed(*args):
     return parse(SelectionArguments, recipe="select_influence", description="", args=["--subset", "s", *args])[0]
 
 
-def test_defaults_are_the_functions():
+def test_defaults_equal_those_of_select():
     ours = {name: p.default for name, p in inspect.signature(select).parameters.items() if p.kind is p.KEYWORD_ONLY}
     args = parsed("--fraction", "0.2")
     theirs = {name: getattr(args, RENAMED.get(name, name)) for name in ours.keys() & _names(args) | RENAMED.keys()}
@@ -32,7 +32,7 @@ def _names(args):
     return {field.name for field in dataclasses.fields(args)}
 
 
-def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
+def test_command_line_options_reach_selection_and_scorer(monkeypatch):
     args = parsed(
         *"--num_passages 7 --balance class --corpus_batch_size 2 --task_batch_size 3 --selection_seed 5".split(),
         *"--score_model a b --layer 1 --projection_dim 8 --score_mlm_probability 0.2 --score_max_length 64".split(),
@@ -40,7 +40,7 @@ def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
         *"--task_split train --group_loss tokens --mask_task_texts".split(),
     )
     calls = {}
-    home = sys.modules["hf_tlm.influence.select"]  # By its path it is the function of that name.
+    home = sys.modules["hf_tlm.influence.select"]  # As a module: the attribute of that name is the function.
     monkeypatch.setattr(home, "select", lambda *given, **options: calls.update(given=given, **options))
     args.select("task", "subset", "scorer", process_index=1, num_processes=2)
     assert calls == {
@@ -49,10 +49,19 @@ def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
         "seed": 5, "scorer": "scorer", "scores": None, "max_length": 64,
         "score_model": ["a", "b"], "work_dir": "w", "sharding": None, "process_index": 1, "num_processes": 2,
     }  # fmt: skip
-    on = ["--executor", "local", "--workers", "4", "--executor_options", '{"start_method": "spawn"}', "--fraction", "0.5"]
-    parsed(*on).select("task", "subset", "scorer")
+    executor_options = [
+        "--executor",
+        "local",
+        "--workers",
+        "4",
+        "--executor_options",
+        '{"start_method": "spawn"}',
+        "--fraction",
+        "0.5",
+    ]
+    parsed(*executor_options).select("task", "subset", "scorer")
     assert calls["sharding"] == Sharding(2, "local", 4, options={"start_method": "spawn"})
-    parsed(*on, "--num_shards", "9").select("task", "subset", "scorer")
+    parsed(*executor_options, "--num_shards", "9").select("task", "subset", "scorer")
     assert calls["sharding"].num_shards == 9
     args.select("task", "subset", score_model="trained here")
     assert calls["score_model"] == "trained here" and calls["scorer"] is None
@@ -71,7 +80,7 @@ def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
         (["--fraction", "0.2", "--method", "dsir", "--executor", "ray"], "only iss does; received ray with dsir"),
     ],
 )
-def test_what_is_refused(args, message):
+def test_invalid_options_are_refused(args, message):
     with pytest.raises(InfluenceError, match=message):
         parsed(*args)
 
@@ -87,13 +96,13 @@ def test_what_is_refused(args, message):
         (["local", "--executor_options", '{"workers": 0}'], "workers: expected .*; received 0"),
     ],
 )
-def test_executors_are_refused_before_a_score_model_is_trained(args, message):
+def test_invalid_executors_are_refused_before_training(args, message):
     pytest.importorskip("datatrove")
     with pytest.raises(HfTlmError, match=message):
         parsed("--fraction", "0.2", "--executor", *args)
 
 
-def test_a_run_by_arguments(task, tokenizer, tmp_path, corpus):
+def test_select_with_arguments(task, tokenizer, tmp_path, corpus):
     from hf_tlm.retrieval import retrieve
 
     subset = retrieve(task, corpus, top_k=8, cache_dir=str(tmp_path / "cache"))
@@ -103,7 +112,7 @@ def test_a_run_by_arguments(task, tokenizer, tmp_path, corpus):
 
 
 class TestCheck:
-    """What is refused when task and subset are there, and the score model is not."""
+    """Checks with task and subset, before a score model exists."""
 
     @pytest.fixture
     def made(self, tmp_path, task, corpus):
@@ -118,16 +127,16 @@ class TestCheck:
         )[0]
         args.check(task, subset, str(folder / out), **options)
 
-    def test_what_can_be(self, made):
+    def test_valid_options_are_accepted(self, made):
         self.go(made, "--fraction", "0.2", "--layer", "1")
         self.go(made, "--fraction", "0.2", "--method", "random", "--selection_seed", "3")
 
-    def test_its_own_subset(self, made):
+    def test_output_over_the_own_subset_is_refused(self, made):
         with pytest.raises(InfluenceError, match="would replace the subset that it is chosen from"):
             self.go(made, "--fraction", "0.2", out="subset")
         assert len(Subset.load(made[2] / "subset")) == 10
 
-    def test_a_folder_of_something_else(self, made):
+    def test_output_over_other_files_is_refused(self, made):
         (made[2] / "out").mkdir()
         (made[2] / "out/thesis.tex").touch()
         with pytest.raises(RetrievalError, match="contains something other than a saved subset .thesis.tex"):
@@ -139,7 +148,7 @@ class TestCheck:
             ("--num_passages 11", "num_passages 11 is more than the 10 passages"),
         ],
     )
-    def test_options(self, made, args, message):
+    def test_too_many_passages_are_refused(self, made, args, message):
         with pytest.raises(InfluenceError, match=message):
             self.go(made, *args.split())
 
@@ -153,18 +162,18 @@ class TestCheck:
             ("--layer 1 --score_max_length 9 --selection_seed 1", None),
         ],
     )
-    def test_options_without_effect_are_named(self, made, args, idle, caplog):
-        """A table's file has them for all of its selections."""
+    def test_options_without_effect_are_warned_about(self, made, args, idle, caplog):
+        """A config file may have them for several selections."""
         self.go(made, "--fraction", "0.2", *args.split())
         assert caplog.text.strip().endswith(f"These options have no effect with {idle}") if idle else not caplog.text
 
     @pytest.mark.parametrize("method", METHODS)
-    def test_a_teacher_without_effect_is_named(self, made, method, caplog):
+    def test_teacher_without_effect_is_warned_about(self, made, method, caplog):
         self.go(made, "--fraction", "0.2", "--method", method, teacher=["runs/a", "runs/b"])
-        told = f"These options have no effect with method {method}: teacher runs/a runs/b."
-        assert (told in caplog.text) == (method in ("random", "dsir", "bm25-rank"))
+        warning = f"These options have no effect with method {method}: teacher runs/a runs/b."
+        assert (warning in caplog.text) == (method in ("random", "dsir", "bm25-rank"))
 
-    def test_a_selection(self, made):
+    def test_selecting_from_a_selection_is_refused(self, made):
         task, subset, folder = made
         smaller = select(task, subset, method="random", fraction=0.5)
         with pytest.raises(InfluenceError, match="is a selection already"):

@@ -1,4 +1,4 @@
-"""Selection with the scorer itself; another process that scores its share gives the files that one process gives."""
+"""Selection with the real scorer; two processes that divide the scoring give the files of a single process."""
 
 import json
 from functools import partial
@@ -15,7 +15,7 @@ from support.naive import tiny
 
 @pytest.mark.slow
 def test_two_processes_and_one_give_the_same_files(tmp_path):
-    # Data and model are made again in the other process.
+    # The other process creates the same data and model.
     other = warm.start(partial(scored, tmp_path / "two", 1, 2), 1)
     one = scored(tmp_path / "one")
     two = scored(tmp_path / "two", 0, 2)
@@ -27,11 +27,11 @@ def test_two_processes_and_one_give_the_same_files(tmp_path):
 
 
 @pytest.mark.parametrize("layer", [0, -1])
-def test_select_with_a_scorer(task, corpus, tokenizer, tmp_path, layer):
+def test_select_with_an_influence_scorer(task, corpus, tokenizer, tmp_path, layer):
     subset = retrieve(task, corpus, top_k=8, cache_dir=str(tmp_path / "cache"))
     scorer = InfluenceScorer([tiny("bert")], tokenizer, layer=layer)
     found = select(task, subset, fraction=0.3, balance="class", scorer=scorer, work_dir=tmp_path / "work", max_length=32)
     assert len(found) == round(0.3 * len(subset)) and np.isfinite(found.dataset["influence"]).all()
-    made = json.loads(json.dumps(found.manifest["selection"]))
-    assert made["layer"] == layer % 3 and len(made["parameters"]) == 1
-    assert made["parameters"][0] in found.summary() and made["scorer_fingerprint"] == scorer.fingerprint
+    record = json.loads(json.dumps(found.manifest["selection"]))
+    assert record["layer"] == layer % 3 and len(record["parameters"]) == 1
+    assert record["parameters"][0] in found.summary() and record["scorer_fingerprint"] == scorer.fingerprint

@@ -1,4 +1,4 @@
-"""Scores by tasks of an executor, and of documents in a pipeline: those of one process, also after a kill."""
+"""Scoring by an executor's tasks, and of documents in a pipeline, equals one process, also after a kill."""
 
 import json
 import shutil
@@ -51,19 +51,23 @@ def texts(corpus_rows):
 
 
 @pytest.fixture(scope="module")
-def words(corpus_rows):
+def trained_tokenizer(corpus_rows):
     return train_wordpiece([row["text"] for row in corpus_rows], 120, max_length=32)
 
 
 @pytest.fixture
-def scorer(words):
-    return InfluenceScorer([tiny("bert", dtype=torch.float32), tiny("bert", dtype=torch.float32, seed=1)], words, layer=1)
+def scorer(trained_tokenizer):
+    return InfluenceScorer(
+        [tiny("bert", dtype=torch.float32), tiny("bert", dtype=torch.float32, seed=1)], trained_tokenizer, layer=1
+    )
 
 
 @pytest.fixture
-def rows(task, texts, words):
-    passages = tokenize(Dataset.from_dict({"text": texts}), words, 32).add_column("id", [f"p{at}" for at in range(TEXTS)])
-    return tokenize(task.validation, words, 32), passages
+def rows(task, texts, trained_tokenizer):
+    passages = tokenize(Dataset.from_dict({"text": texts}), trained_tokenizer, 32).add_column(
+        "id", [f"p{at}" for at in range(TEXTS)]
+    )
+    return tokenize(task.validation, trained_tokenizer, 32), passages
 
 
 def files(folder):
@@ -77,7 +81,7 @@ def expected(rows, scorer, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_of_an_executor_give_the_same_files(rows, scorer, expected, tmp_path, capfd):
+def test_two_executor_processes_give_the_same_files(rows, scorer, expected, tmp_path, capfd):
     found = score_sharded(*rows, scorer, Sharding(3, "local", workers=2), tmp_path / "work", task_batch_size=5)
     assert files(tmp_path / "work") == expected and len(expected) == 7
     assert found.shape == (TEXTS, 5) and np.isnan(found[:, 0:9]).sum() == 5
@@ -85,22 +89,22 @@ def test_two_processes_of_an_executor_give_the_same_files(rows, scorer, expected
 
 
 @pytest.mark.parametrize("then", [HERE, Sharding(9, "local", workers=1), None], ids=["same", "other shards", "in process"])
-def test_a_killed_run_continues(rows, scorer, expected, tmp_path, monkeypatch, then):
-    asked, work = [], tmp_path / "work"
-    scored = InfluenceScorer.score
+def test_killed_scoring_resumes(rows, scorer, expected, tmp_path, monkeypatch, then):
+    scored_rows, work = [], tmp_path / "work"
+    score_rows = InfluenceScorer.score
 
-    def dying(self, rows):
-        asked.append(rows["id"][0])
-        if len(asked) == 3:
+    def fail_at_third(self, rows):
+        scored_rows.append(rows["id"][0])
+        if len(scored_rows) == 3:
             raise Killed
-        return scored(self, rows)
+        return score_rows(self, rows)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(InfluenceScorer, "score", dying)
+        patch.setattr(InfluenceScorer, "score", fail_at_third)
         score_sharded(*rows, scorer, HERE, work, task_batch_size=5)
     assert not list(work.glob("scores-*")) and len(list((work / "sharded" / "scores").glob("[0-9]*"))) == 2
     again = []
-    monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: again.append(rows["id"][0]) or scored(self, rows))
+    monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: again.append(rows["id"][0]) or score_rows(self, rows))
     fits = []
     block = InfluenceScorer._compute_block
     monkeypatch.setattr(InfluenceScorer, "_compute_block", lambda self, *given: fits.append(given) or block(self, *given))
@@ -109,14 +113,14 @@ def test_a_killed_run_continues(rows, scorer, expected, tmp_path, monkeypatch, t
         assert len(again) == 6
     else:
         score_sharded(*rows, scorer, then, work, task_batch_size=5)
-        assert sorted([*again, *asked[:2]]) == ["p0", "p14", "p21", "p28", "p35", "p7"] and not fits
+        assert sorted([*again, *scored_rows[:2]]) == ["p0", "p14", "p21", "p28", "p35", "p7"] and not fits
     assert files(work) == expected
     again.clear()
     score_sharded(*rows, scorer, HERE, work, task_batch_size=5)
     assert not again
 
 
-def test_task_gradients_of_a_killed_run_are_not_made_again(rows, scorer, tmp_path, monkeypatch):
+def test_task_gradients_of_a_killed_run_are_reused(rows, scorer, tmp_path, monkeypatch):
     blocks = count_blocks(monkeypatch, texts=5)
     blocks.stop = 2
     with pytest.raises(Killed):
@@ -129,8 +133,8 @@ def test_task_gradients_of_a_killed_run_are_not_made_again(rows, scorer, tmp_pat
     assert not (tmp_path / "work" / "sharded").exists()
 
 
-def test_jobs_meet_in_a_remote_folder(rows, scorer, expected, tmp_path, monkeypatch):
-    """A Job is run here and the remote folder is fsspec's memory: no Hub to test with."""
+def test_jobs_exchange_files_in_a_remote_folder(rows, scorer, expected, tmp_path, monkeypatch):
+    """Jobs are run locally, and the remote folder is fsspec's memory filesystem: there is no Hub to test with."""
     import huggingface_hub
     from datatrove.tools import launch_pickled_pipeline
 
@@ -154,12 +158,12 @@ def test_jobs_meet_in_a_remote_folder(rows, scorer, expected, tmp_path, monkeypa
     for _ in range(2):
         found = score_sharded(*rows, scorer, jobs, "memory://bucket/iss", task_batch_size=5)
         assert files(found.folder) == expected and tmp_path in found.folder.parents
-    assert len(launched) == 4  # One for the gradients; the second run finds all in the cache.
+    assert len(launched) == 4  # One for the gradients; the second run finds everything in the cache.
     with pytest.raises(HfTlmError, match="jobs executor needs a remote work_dir"):
         score_sharded(*rows, scorer, jobs, tmp_path / "work")
 
 
-def test_missing_score_files_are_made_again(rows, scorer, expected, tmp_path):
+def test_missing_score_files_are_rebuilt(rows, scorer, expected, tmp_path):
     work = tmp_path / "one"
     (work / "scores-00002.npy").unlink()
     (work / "scores-00005.npy").write_bytes(b"")
@@ -167,7 +171,7 @@ def test_missing_score_files_are_made_again(rows, scorer, expected, tmp_path):
     assert files(work) == expected
 
 
-def test_a_failure_of_a_task_is_told(rows, scorer, tmp_path, monkeypatch):
+def test_failing_task_is_reported(rows, scorer, tmp_path, monkeypatch):
     monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: 1 / 0)
     with pytest.raises(HfTlmError, match="Shard 0 failed in the stage scores: ZeroDivisionError"):
         score_sharded(*rows, scorer, HERE, tmp_path / "work")
@@ -194,9 +198,14 @@ def test_select_on_an_executor(task, corpus, scorer, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["electra", "albert", "modernbert"])
-def test_a_saved_scorer_scores_alike(rows, words, tmp_path, family):
+def test_saved_scorer_gives_equal_scores(rows, trained_tokenizer, tmp_path, family):
     saved = InfluenceScorer(
-        [tiny(family, dtype=torch.bfloat16)], words, layer=0, parameters="*LayerNorm*,*norm*", seed=4, mlm_probability=0.3
+        [tiny(family, dtype=torch.bfloat16)],
+        trained_tokenizer,
+        layer=0,
+        parameters="*LayerNorm*,*norm*",
+        seed=4,
+        mlm_probability=0.3,
     )
     saved.fit(rows[0], 4)
     save_scorer(saved, tmp_path / "scorer")
@@ -224,14 +233,14 @@ def saved(rows, scorer, tmp_path):
     return str(tmp_path / "scorer")
 
 
-def test_documents_are_scored_as_passages_are(rows, scorer, saved, texts, expected, tmp_path, monkeypatch):
+def test_documents_have_the_scores_of_passages(rows, scorer, saved, texts, expected, tmp_path, monkeypatch):
     from hf_tlm.influence.datatrove_steps import ScoreDocuments
 
     folder, given, out = str(tmp_path / "out"), documents(texts), []
-    for rank, own in enumerate((given[:21], given[21:])):
+    for rank, documents_of_rank in enumerate((given[:21], given[21:])):
         with pytest.raises(InfluenceError, match="contains no scores" if rank == 0 else "tasks 1 of 2 are not finished"):
             DocumentScores(folder)
-        out += ScoreDocuments(saved, folder, max_length=32).run(iter(own), rank=rank, world_size=2)
+        out += ScoreDocuments(saved, folder, max_length=32).run(iter(documents_of_rank), rank=rank, world_size=2)
     found = DocumentScores(folder)
     scores = score(*rows, scorer, tmp_path / "one", task_batch_size=5)
     np.testing.assert_array_equal(found[:, 1:4], scores[:, 1:4])
@@ -242,7 +251,7 @@ def test_documents_are_scored_as_passages_are(rows, scorer, saved, texts, expect
     assert [out[row].metadata["influence"] for row in chosen.rows] == selection.influence.tolist()
     assert out[11].metadata["influence"] is None
 
-    # Again: what is there is not scored, but for one batch that was lost.
+    # Run again: only a batch that was lost is scored.
     scored, scoring = [], InfluenceScorer.score
     monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: scored.append(rows["id"][0]) or scoring(self, rows))
     shutil.rmtree(tmp_path / "out" / "00000" / "00001")
@@ -250,7 +259,7 @@ def test_documents_are_scored_as_passages_are(rows, scorer, saved, texts, expect
     assert scored == ["p7"] and again == out[:21]
     assert [document.id for document in again] == found.ids[:21] and DocumentScores(folder).shape == (TEXTS, 5)
 
-    # Another text under the same name is scored, with its batch; a run that does not end leaves none that could be read.
+    # A changed text with the same id is scored again, with its batch; an unfinished run leaves no readable scores.
     other, scored[:] = documents(texts[:21]), []
     other[9].text = texts[30]
     run = ScoreDocuments(saved, folder, max_length=32).run(iter(other), rank=0, world_size=2)
@@ -262,7 +271,7 @@ def test_documents_are_scored_as_passages_are(rows, scorer, saved, texts, expect
     assert DocumentScores(folder)[9:10, 0:5].mean() == pytest.approx(changed.metadata["influence"], rel=1e-5)
 
 
-def test_documents_of_other_settings_are_refused(scorer, saved, texts, tmp_path):
+def test_scoring_documents_with_other_settings_is_refused(scorer, saved, texts, tmp_path):
     from hf_tlm.influence.datatrove_steps import ScoreDocuments
 
     folder = str(tmp_path / "out")
@@ -284,7 +293,7 @@ def test_documents_of_other_settings_are_refused(scorer, saved, texts, tmp_path)
         DocumentScores(str(tmp_path / "none"))
 
 
-def test_documents_in_a_pipeline(saved, texts, tmp_path):
+def test_pipeline_scores_and_keeps_documents(saved, texts, tmp_path):
     from datatrove.data import Document
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import ParquetReader
@@ -308,7 +317,7 @@ def test_documents_in_a_pipeline(saved, texts, tmp_path):
     np.testing.assert_allclose([row["metadata"]["influence"] for row in written], means, rtol=1e-6)
     assert [row["id"] for row in written] == scores.ids and len(written) == TEXTS
 
-    # A second run keeps what was chosen.
+    # A second run keeps the selected documents.
     chosen = select_rows(scores, num_passages=9)
     keep = KeepDocuments(str(tmp_path / "scores"), chosen)
     pipeline = [ParquetReader(str(tmp_path / "in")), keep, ParquetWriter(str(tmp_path / "kept"))]
@@ -318,14 +327,17 @@ def test_documents_in_a_pipeline(saved, texts, tmp_path):
     assert [row["metadata"]["influence_rank"] for row in kept] == chosen.rank.tolist()
     np.testing.assert_allclose([row["metadata"]["influence"] for row in kept], chosen.influence, rtol=1e-6)
 
-    own = [row for row in written if row["id"] in set(scores.ids_of(0))]
+    documents_of_task = [row for row in written if row["id"] in set(scores.ids_of(0))]
     for rows, message in (
-        (own[:-1], f"reads None instead of '{own[-1]['id']}'"),
-        ([*own, own[0]], f"reads '{own[0]['id']}' instead of None"),
-        ([own[1], *own[1:]], f"reads '{own[1]['id']}' instead of '{own[0]['id']}'"),
+        (documents_of_task[:-1], f"reads None instead of '{documents_of_task[-1]['id']}'"),
+        ([*documents_of_task, documents_of_task[0]], f"reads '{documents_of_task[0]['id']}' instead of None"),
+        (
+            [documents_of_task[1], *documents_of_task[1:]],
+            f"reads '{documents_of_task[1]['id']}' instead of '{documents_of_task[0]['id']}'",
+        ),
     ):
-        given = [Document(text=row["text"], id=row["id"]) for row in rows]
+        documents_read = [Document(text=row["text"], id=row["id"]) for row in rows]
         with pytest.raises(InfluenceError, match=message):
-            list(keep.run(given, rank=0, world_size=2))
+            list(keep.run(documents_read, rank=0, world_size=2))
     with pytest.raises(InfluenceError, match="with the same number of tasks. It had 2; received 3"):
         list(keep.run([], rank=0, world_size=3))
