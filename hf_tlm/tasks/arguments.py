@@ -82,14 +82,16 @@ class TaskArguments:
         Raises:
             TaskError: `columns` are no role=column pairs; the kind of the task is not supported; or see `load_task`.
         """
-        known = self.task_kind or (TASKS[self.task].kind if self.task in TASKS else None)
-        if kinds and known is not None:
-            check_kind(self.task, known, user, *kinds)
+        kind = self.task_kind or (TASKS[self.task].kind if self.task in TASKS else None)
+        if kinds and kind is not None:
+            check_kind(self.task, kind, user, *kinds)
         from hf_tlm.tasks.loading import load_task
 
         pairs = [pair.partition("=") for pair in self.columns or []]
-        if wrong := ["".join(pair) for pair in pairs if not all(pair)]:
-            raise TaskError(f"--columns expects role=column pairs, such as context=article; received {', '.join(wrong)}.")
+        if malformed := ["".join(pair) for pair in pairs if not all(pair)]:
+            raise TaskError(
+                f"--columns expects role=column pairs, such as context=article; received {', '.join(malformed)}."
+            )
         return load_task(
             self.task,
             kind=self.task_kind,
@@ -114,9 +116,9 @@ class TaskArguments:
         if self.metric is None or "=" not in self.metric:
             return self.metric
         pairs = [pair.partition("=") for pair in self.metric.split()]
-        if wrong := ["".join(pair) for pair in pairs if not pair[0] or pair[2] not in METRICS]:
+        if malformed := ["".join(pair) for pair in pairs if not pair[0] or pair[2] not in METRICS]:
             raise TaskError(
                 f"--metric expects a metric, or task=metric pairs such as 'mrpc=accuracy stsb=spearman'; received "
-                f"{', '.join(wrong)}. The metrics are {', '.join(METRICS)}."
+                f"{', '.join(malformed)}. The metrics are {', '.join(METRICS)}."
             )
         return {name: metric for name, _, metric in pairs}

@@ -27,17 +27,17 @@ FEATURES = Features(
     | {"answers": List(Value("string")), "answer_start": List(Value("int64"))}
 )
 # Start of SQuAD's JSON: an object that contains the articles, or only the list of articles.
-_HEAD = re.compile(
+_SQUAD_START = re.compile(
     r'\s*(\{\s*("version"\s*:\s*("[^"]*"|[0-9.]+)\s*,\s*)?"data"\s*:\s*\[\s*\{'
     r'|\[\s*\{\s*("title"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*)?"paragraphs"\s*:\s*\[)'
 )
 # Names of the columns of words and of tags, by which a header line is recognised.
-_WORDS = {"token", "tokens", "word", "words", "form"}
-_TAGS = {"tag", "tags", "ner", "pos", "label", "labels", "upos", "xpos", "ner_tag", "ner_tags", "pos_tag", "pos_tags"}
-_ROWS, _CHARACTERS = 2**20, 2**15 - 1  # Excel's limits of a sheet and of a cell.
+_WORD_HEADERS = {"token", "tokens", "word", "words", "form"}
+_TAG_HEADERS = {"tag", "tags", "ner", "pos", "label", "labels", "upos", "xpos", "ner_tag", "ner_tags", "pos_tag", "pos_tags"}
+_MAX_ROWS, _MAX_CHARACTERS = 2**20, 2**15 - 1  # Excel's limits of a sheet and of a cell.
 _NUMBER = re.compile(r"-?\d+")
 # Control characters, which a cell cannot contain.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -> Iterator[dict[str, Any]]:
@@ -56,29 +56,29 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
     Raises:
         TaskError: there is no such column, lines differ in their number of columns, or the file is not UTF-8.
     """
-    universal = path.suffix == ".conllu"
-    names = _names(columns, universal, tagged)
-    places = {role: _place(path, name, universal) for role, name in names.items()}
+    is_conllu = path.suffix == ".conllu"
+    names = _columns_by_role(columns, is_conllu, tagged)
+    indices = {role: _column_index(path, name, is_conllu) for role, name in names.items()}
     sentence: dict[str, list[str]] = {role: [] for role in names}
     width, identifier = None, None
     try:
         with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(itertools.chain(file, [""]), 1):  # The end of the file ends a sentence too.
+            for line_number, line in enumerate(itertools.chain(file, [""]), 1):  # The end of the file ends a sentence too.
                 line = line.rstrip("\n")
                 cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
                 if not line.strip():
                     if sentence["tokens"]:
                         yield {"id": identifier} | {columns.get(role, role): cells for role, cells in sentence.items()}
                     sentence, identifier = {role: [] for role in names}, None
-                elif line.startswith("#") and (universal or len(cells) != width):
-                    if found := _SENTENCE_ID.match(line):
-                        identifier = found[1].strip()
-                elif line.startswith("-DOCSTART-") or universal and not cells[0].isdigit():
+                elif line.startswith("#") and (is_conllu or len(cells) != width):
+                    if match := _SENTENCE_ID.match(line):
+                        identifier = match[1].strip()
+                elif line.startswith("-DOCSTART-") or is_conllu and not cells[0].isdigit():
                     continue
                 else:
-                    width = _width(path, number, cells, width, places, names)
-                    for role, place in places.items():
-                        sentence[role].append(cells[place])
+                    width = _check_width(path, line_number, cells, width, indices, names)
+                    for role, index in indices.items():
+                        sentence[role].append(cells[index])
     except UnicodeDecodeError as error:
         raise TaskError(f"{path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
 
@@ -96,26 +96,28 @@ def has_lines_of_words(path: Path) -> bool:
     )
 
 
-def _names(columns: Mapping[str, str], universal: bool, tagged: bool) -> dict[str, str]:
+def _columns_by_role(columns: Mapping[str, str], is_conllu: bool, tagged: bool) -> dict[str, str]:
     """Return the column of each role to read: the given one, or the default."""
-    words, tags = ("form", "xpos") if universal else ("0", "-1")
-    given = columns.get("tokens", words)
+    default_words, default_tags = ("form", "xpos") if is_conllu else ("0", "-1")
+    words_column = columns.get("tokens", default_words)
     if tagged:
-        return {"tokens": given, "tags": columns.get("tags", tags)}
-    return {"tokens": given if _NUMBER.fullmatch(given) or universal and given in CONLLU else words}
+        return {"tokens": words_column, "tags": columns.get("tags", default_tags)}
+    return {
+        "tokens": words_column if _NUMBER.fullmatch(words_column) or is_conllu and words_column in CONLLU else default_words
+    }
 
 
-def _place(path: Path, name: str, universal: bool) -> int:
-    if universal and name in CONLLU:
+def _column_index(path: Path, name: str, is_conllu: bool) -> int:
+    if is_conllu and name in CONLLU:
         return CONLLU.index(name)
     if _NUMBER.fullmatch(name):
         return int(name)
-    known = f", or one of {', '.join(CONLLU)}" if universal else ""
-    raise TaskError(f"{path}: a column is a number from 0 (or -1, -2 ... from the end){known}; received {name!r}.")
+    alternatives = f", or one of {', '.join(CONLLU)}" if is_conllu else ""
+    raise TaskError(f"{path}: a column is a number from 0 (or -1, -2 ... from the end){alternatives}; received {name!r}.")
 
 
-def _width(
-    path: Path, number: int, cells: list[str], width: int | None, places: dict[str, int], names: dict[str, str]
+def _check_width(
+    path: Path, number: int, cells: list[str], width: int | None, indices: dict[str, int], names: dict[str, str]
 ) -> int:
     """Check the number of columns of a line, and return it.
 
@@ -128,13 +130,13 @@ def _width(
     """
     if width is None:
         width = len(cells)
-        if cells[0].lower() in _WORDS and _TAGS & {cell.lower() for cell in cells[1:]}:
+        if cells[0].lower() in _WORD_HEADERS and _TAG_HEADERS & {cell.lower() for cell in cells[1:]}:
             raise TaskError(
                 f"{path}, line {number} names columns ({', '.join(cells)}): expected a word and its tag on every line. "
                 "Remove this line; columns are chosen by number (--columns tokens=0 tags=-1)."
             )
-        for role, place in places.items():
-            if not -width <= place < width:
+        for role, index in indices.items():
+            if not -width <= index < width:
                 raise TaskError(f"{path}, line {number} has {width} columns, but no column {names[role]} for the {role}.")
     if len(cells) != width:
         raise TaskError(
@@ -149,7 +151,7 @@ def is_squad_json(path: Path) -> bool:
     if suffix_of(path) != ".json":
         return False
     with opened(path, "rt", errors="replace") as file:
-        return _HEAD.match(file.read(1000)) is not None
+        return _SQUAD_START.match(file.read(1000)) is not None
 
 
 def read_squad_json(path: Path) -> Dataset:
@@ -213,7 +215,7 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
                 "%s has %d sheets; only the first, %s, is read.", path, len(book.sheet_names), book.sheet_names[0]
             )
         sheet = book.parse(0, dtype=object, keep_default_na=False, na_values=[""])
-    return {str(name): _plain([None if pandas.isna(cell) else cell for cell in sheet[name]]) for name in sheet.columns}
+    return {str(name): _unify_types([None if pandas.isna(cell) else cell for cell in sheet[name]]) for name in sheet.columns}
 
 
 def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
@@ -225,17 +227,17 @@ def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
         TaskError: there are more rows than a sheet can have.
     """
     frame = pandas.DataFrame(dict(columns))
-    if len(frame) >= _ROWS:
-        raise TaskError(f"An Excel sheet has at most {_ROWS:,} rows; received {len(frame) + 1:,}. Write csv or parquet.")
-    frame = frame.map(lambda cell: _CONTROL.sub("", cell) if isinstance(cell, str) else cell)
-    beyond = frame.map(lambda cell: isinstance(cell, str) and len(cell) > _CHARACTERS).sum()
-    if cut := ", ".join(f"{count:,} in {name}" for name, count in beyond.items() if count):
+    if len(frame) >= _MAX_ROWS:
+        raise TaskError(f"An Excel sheet has at most {_MAX_ROWS:,} rows; received {len(frame) + 1:,}. Write csv or parquet.")
+    frame = frame.map(lambda cell: _CONTROL_CHARACTERS.sub("", cell) if isinstance(cell, str) else cell)
+    long_cells = frame.map(lambda cell: isinstance(cell, str) and len(cell) > _MAX_CHARACTERS).sum()
+    if truncated := ", ".join(f"{count:,} in {name}" for name, count in long_cells.items() if count):
         logger.warning(
             "An Excel cell has at most %s characters; longer texts are truncated: %s. csv and parquet keep them complete.",
-            f"{_CHARACTERS:,}",
-            cut,
+            f"{_MAX_CHARACTERS:,}",
+            truncated,
         )
-    frame = frame.map(lambda cell: cell[:_CHARACTERS] if isinstance(cell, str) else cell)
+    frame = frame.map(lambda cell: cell[:_MAX_CHARACTERS] if isinstance(cell, str) else cell)
     with pandas.ExcelWriter(stream, engine="openpyxl") as book:
         frame.to_excel(book, index=False)
         for row in book.sheets["Sheet1"].iter_rows():
@@ -244,7 +246,7 @@ def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
                     cell.data_type = "s"
 
 
-def _plain(cells: list[Any]) -> list[Any]:
+def _unify_types(cells: list[Any]) -> list[Any]:
     cells = [cell.isoformat() if isinstance(cell, (datetime.date, datetime.time)) else cell for cell in cells]
     kinds = {type(cell) for cell in cells if cell is not None}
     mixed = len(kinds) > 1 and not kinds <= {int, float}

@@ -16,8 +16,18 @@ from datasets import Dataset
 from hf_tlm.corpora.tables import uncompressed
 from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
-from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, kind_module, left_out, stored, unusable, with_fields
-from hf_tlm.tasks.sampling import SHARE, content_place, hold_out, sample, strata
+from hf_tlm.tasks.rows import (
+    Canonical,
+    add_field_columns,
+    advice,
+    canonical,
+    format_dropped,
+    kind_module,
+    read_ids,
+    store_in_cache,
+    unusable_rows_error,
+)
+from hf_tlm.tasks.sampling import DEFAULT_SHARE, content_hash, hold_out, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, TASKS, Task, TaskError, TaskSpec, registered_task
 from hf_tlm.utils.options import check_given, check_numbers
 from hf_tlm.utils.shown import dataset_of, kind_of
@@ -86,22 +96,22 @@ def load_task(
     shares = {"validation": validation_share, "test": test_share}
     if isinstance(task, (str, os.PathLike)):
         task = os.fspath(task)
-        spec, registered = _find(task, config_name)
+        spec, registered = _find_spec(task, config_name)
         _check_hub_options(spec, task, config_name, revision)
-        spec = _replace(spec, name=name, config_name=config_name, revision=revision, label_column=label_column)
+        spec = _replace_given(spec, name=name, config_name=config_name, revision=revision, label_column=label_column)
         splits = read_splits(spec, columns or spec.columns, separator)
     else:
-        spec, registered = TaskSpec(name=name or _name_of(task), path="memory"), False
-        splits = _plain(spec, task)
+        spec, registered = TaskSpec(name=name or _dataset_name(task), path="memory"), False
+        splits = _without_formats(spec, task)
         splits = splits if isinstance(task, Dataset) else named_splits(spec, splits)
     if isinstance(text_columns, str):
         text_columns = (text_columns,)
-    some = splits.get("train", splits.get(TABLE))
-    if kind is None and not registered and text_columns is None and label_column is None and some is not None:
-        kind = _kind_of_columns(some.column_names, columns or {})
+    sample_rows = splits.get("train", splits.get(TABLE))
+    if kind is None and not registered and text_columns is None and label_column is None and sample_rows is not None:
+        kind = _infer_kind(sample_rows.column_names, columns or {})
     if kind not in (None, spec.kind):
         spec = dataclasses.replace(spec, kind=kind, metric="", further_metrics=(), classes=(), columns={})
-    spec = _with_metric(spec, metric, registered)
+    spec = _set_metric(spec, metric, registered)
     if ROLES[spec.kind] and (text_columns is not None or label_column is not None):
         raise TaskError(
             f"Task {spec.name}: --text_column and --label_column are for classification and regression. Name the columns "
@@ -109,10 +119,10 @@ def load_task(
         )
     if text_columns is not None:
         spec = dataclasses.replace(spec, text_columns=tuple(text_columns), other_text_columns=())
-    spec = _replace(spec, label_column=label_column, columns=columns, id_column=id_column)
-    splits = {name: with_fields(spec, rows) for name, rows in splits.items()}
-    splits, held_out, numbers = _with_shares(spec, splits, shares)
-    made = task_from_datasets(
+    spec = _replace_given(spec, label_column=label_column, columns=columns, id_column=id_column)
+    splits = {name: add_field_columns(spec, rows) for name, rows in splits.items()}
+    splits, held_out, numbers = _hold_out_splits(spec, splits, shares)
+    loaded = task_from_datasets(
         *(spec, splits),
         label_names=label_names,
         max_train_samples=max_train_samples,
@@ -120,10 +130,10 @@ def load_task(
         drop_bad_rows=drop_bad_rows,
         numbers=numbers,
     )
-    return dataclasses.replace(made, held_out=held_out)
+    return dataclasses.replace(loaded, held_out=held_out)
 
 
-def _with_metric(spec: TaskSpec, metric: str | Mapping[str, str] | None, registered: bool) -> TaskSpec:
+def _set_metric(spec: TaskSpec, metric: str | Mapping[str, str] | None, registered: bool) -> TaskSpec:
     """Return the spec with the given metric; if that is one of its own, its other metrics are reported in addition."""
     if isinstance(metric, Mapping):
         if unknown := [name for name in metric if name not in TASKS]:
@@ -140,30 +150,33 @@ def _with_metric(spec: TaskSpec, metric: str | Mapping[str, str] | None, registe
 
 def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revision: str | None) -> None:
     if Path(spec.path).exists() and (config_name is not None or revision is not None):
-        given = ", ".join(name for name, value in (("config", config_name), ("revision", revision)) if value is not None)
+        options = ", ".join(name for name, value in (("config", config_name), ("revision", revision)) if value is not None)
         kind = "folder" if Path(spec.path).is_dir() else "file"
-        raise TaskError(f"{given} of the task: only for a dataset on the Hub; {task} is a {kind}. Remove {given}.")
+        raise TaskError(f"{options} of the task: only for a dataset on the Hub; {task} is a {kind}. Remove {options}.")
     if "@" in task and None not in (spec.revision, revision) and spec.revision != revision:
         raise TaskError(f"{task} names the revision {spec.revision}, but the option names {revision}. Pass only one.")
 
 
-def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
+def _without_formats(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
     """Return datasets by split with their formats removed; a single dataset gets the key `TABLE`.
 
     Raises:
         TaskError: `data` are no datasets, or have a transform.
     """
     splits = {TABLE: data} if isinstance(data, Dataset) else data
-    if not isinstance(splits, Mapping) or (other := [one for one in splits.values() if not isinstance(one, Dataset)]):
+    if not isinstance(splits, Mapping) or (
+        not_datasets := [value for value in splits.values() if not isinstance(value, Dataset)]
+    ):
         # A mapping of lists contains columns, or splits if the lists contain rows.
         columns = isinstance(data, Mapping) and all(
-            isinstance(one, (list, tuple)) and not any(isinstance(row, Mapping) for row in one) for one in data.values()
+            isinstance(value, (list, tuple)) and not any(isinstance(row, Mapping) for row in value)
+            for value in data.values()
         )
-        one = data if columns or not isinstance(splits, Mapping) else other[0]
-        made = f" Create a dataset with {dataset_of(one)}." if isinstance(one, Iterable) else ""
+        value = data if columns or not isinstance(splits, Mapping) else not_datasets[0]
+        hint = f" Create a dataset with {dataset_of(value)}." if isinstance(value, Iterable) else ""
         raise TaskError(
             "task: expected a name, a path, a datasets.Dataset, or a mapping of splits to datasets; received "
-            f"{kind_of(one)}.{made}"
+            f"{kind_of(value)}.{hint}"
         )
     if lazy := [name for name, rows in splits.items() if rows.format["type"] == "custom"]:
         raise TaskError(
@@ -174,12 +187,12 @@ def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, D
     return {name: rows.with_format(None) for name, rows in splits.items()}
 
 
-def _name_of(data: Any) -> str:
-    some = next(iter(data.values()), None) if isinstance(data, Mapping) else data
-    return getattr(getattr(some, "info", None), "dataset_name", None) or "dataset"
+def _dataset_name(data: Any) -> str:
+    rows = next(iter(data.values()), None) if isinstance(data, Mapping) else data
+    return getattr(getattr(rows, "info", None), "dataset_name", None) or "dataset"
 
 
-def _with_shares(
+def _hold_out_splits(
     spec: TaskSpec, splits: Mapping[str, Dataset], shares: Mapping[str, float | None]
 ) -> tuple[dict[str, Dataset], dict[str, float], dict[str, list[int]]]:
     """Hold out splits of a table or of train.
@@ -191,21 +204,21 @@ def _with_shares(
         if share and split in splits:
             raise TaskError(f"{split}_share {share:g}: {spec.name} already has a {split} split. Remove the option.")
     if TABLE in splits:
-        given = {split: SHARE if share is None else share for split, share in shares.items()}
-        found, numbers = hold_out(spec, splits[TABLE], given)
-    elif (given := {split: share for split, share in shares.items() if share}) and "train" in splits:
-        found, numbers = hold_out(spec, splits["train"], given)
-        found = {**splits, **found}
+        split_shares = {split: DEFAULT_SHARE if share is None else share for split, share in shares.items()}
+        new_splits, numbers = hold_out(spec, splits[TABLE], split_shares)
+    elif (split_shares := {split: share for split, share in shares.items() if share}) and "train" in splits:
+        new_splits, numbers = hold_out(spec, splits["train"], split_shares)
+        new_splits = {**splits, **new_splits}
     else:
         return dict(splits), {}, {}
-    return found, {split: float(share) for split, share in given.items() if share}, numbers
+    return new_splits, {split: float(share) for split, share in split_shares.items() if share}, numbers
 
 
-def _replace(spec: TaskSpec, **changes: Any) -> TaskSpec:
+def _replace_given(spec: TaskSpec, **changes: Any) -> TaskSpec:
     return dataclasses.replace(spec, **{name: value for name, value in changes.items() if value is not None})
 
 
-def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
+def _find_spec(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
     """Find the spec for a registered name, a local path or a Hub id, in this order; and whether the task is registered.
 
     Raises:
@@ -215,11 +228,13 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
         return TASKS[task], True
     if Path(task).is_dir() or Path(task).is_file():
         name = Path(task).resolve().name if Path(task).is_dir() else uncompressed(Path(task)).stem
-        known = TASKS.get(name.removeprefix("glue_"))
-        if known is not None:
-            logger.info("%s has the name of the registered task %s, so its metric is %s.", task, known.name, known.metric)
-            local: dict[str, Any] = {"path": task, "config_name": None, "data_files": None, "split_sizes": None}
-            return dataclasses.replace(known, name=name, **local), True
+        registered = TASKS.get(name.removeprefix("glue_"))
+        if registered is not None:
+            logger.info(
+                "%s has the name of the registered task %s, so its metric is %s.", task, registered.name, registered.metric
+            )
+            overrides: dict[str, Any] = {"path": task, "config_name": None, "data_files": None, "split_sizes": None}
+            return dataclasses.replace(registered, name=name, **overrides), True
         return TaskSpec(name=name, path=task), False
     path, _, revision = task.partition("@")
     if spec := registered_task(path, config_name):
@@ -232,14 +247,16 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
     )
 
 
-def _kind_of_columns(found: Sequence[str], given: Mapping[str, str]) -> str | None:
+def _infer_kind(column_names: Sequence[str], columns: Mapping[str, str]) -> str | None:
     """Infer the kind of a task from its columns; None if there is a column text, or no kind fits.
 
     A kind fits if every role has a column, given or with a default name; labels and offsets may be missing.
     """
     for kind in ("multiple_choice", "question_answering", "tagging"):
         needed = {role: names for role, names in ROLES[kind].items() if role not in ("label", "starts")}
-        if "text" not in found and all(role in given or set(names) & set(found) for role, names in needed.items()):
+        if "text" not in column_names and all(
+            role in columns or set(names) & set(column_names) for role, names in needed.items()
+        ):
             return kind
     return None
 
@@ -273,8 +290,8 @@ def task_from_datasets(
         raise TaskError(
             "splits: expected train and validation; received a Dataset. Use load_task(dataset), which holds out texts."
         )
-    splits = _plain(spec, splits)
-    label_names = None if label_names is None else _class_names(label_names)
+    splits = _without_formats(spec, splits)
+    label_names = None if label_names is None else _check_label_names(label_names)
     for name in ("train", "validation"):
         if name not in splits or len(splits[name]) == 0:
             raise TaskError(
@@ -284,7 +301,7 @@ def task_from_datasets(
             )
     reader = kind_module(spec.kind)
     if not ROLES[spec.kind]:
-        spec = reader.with_columns_of(spec, splits["train"])
+        spec = reader.choose_text_columns(spec, splits["train"])
     if spec.text_columns == ("text",) and "text_pair" in splits["train"].column_names:
         logger.warning(
             "Task %s: the column text_pair is ignored. Pass --text_pair_column text_pair to use pairs of texts.", spec.name
@@ -292,7 +309,7 @@ def task_from_datasets(
     names = reader.label_names(spec, splits["train"])
     if label_names is not None and sorted(label_names) == sorted(names):
         names = tuple(label_names)
-    checked, dropped = _usable(spec, splits, names, numbers or {}, drop_bad_rows)
+    checked, dropped = _select_usable(spec, splits, names, numbers or {}, drop_bad_rows)
     sampled_of = {}
     for split, option, size in (
         ("train", "max_train_samples", max_train_samples),
@@ -300,11 +317,11 @@ def task_from_datasets(
     ):
         if size is not None and size < len(checked[split]):
             sampled_of[split] = len(checked[split])
-            checked[split] = _sampled(spec, checked[split], option, size)
-    report = _report(spec, checked, names, dropped)
-    task = Task(spec, {split: stored(rows) for split, rows in checked.items()}, names, report, sampled_of=sampled_of)
+            checked[split] = _sample_split(spec, checked[split], option, size)
+    report = _build_report(spec, checked, names, dropped)
+    task = Task(spec, {split: store_in_cache(rows) for split, rows in checked.items()}, names, report, sampled_of=sampled_of)
     if label_names is not None:
-        task.label_names = _renamed(names, label_names)
+        task.label_names = _rename_labels(names, label_names)
     if spec.classes and len(spec.classes) != task.num_labels:
         logger.warning(
             "Task %s has %d classes in these data; the papers report %d.", spec.name, task.num_labels, len(spec.classes)
@@ -312,7 +329,7 @@ def task_from_datasets(
     return task
 
 
-def _usable(
+def _select_usable(
     spec: TaskSpec,
     splits: Mapping[str, Dataset],
     names: tuple[str, ...],
@@ -325,40 +342,40 @@ def _usable(
         TaskError: there are unusable rows, and `drop_bad_rows` is false, or a split has no others.
     """
     problems: list[str] = []
-    faults: set[str] = set()
+    reasons: set[str] = set()
     checked, dropped = {}, {}
     for split in SPLITS:
         if split == "test" and split in splits and kind_module(spec.kind).unlabelled(spec, splits[split]):
             logger.warning("Task %s: the test split has no labels and is left out.", spec.name)
         elif split in splits:
-            found = _read(spec, split, splits[split], names, numbers.get(split))
-            faults.update(found.bad)
-            if found.bad and not drop_bad_rows:
-                problems += found.problems
-            elif not len(found.rows):
-                raise TaskError(f"Task {spec.name}, {split}: every row is unusable ({', '.join(found.bad)}).")
+            usable = _read_split(spec, split, splits[split], names, numbers.get(split))
+            reasons.update(usable.bad)
+            if usable.bad and not drop_bad_rows:
+                problems += usable.problems
+            elif not len(usable.rows):
+                raise TaskError(f"Task {spec.name}, {split}: every row is unusable ({', '.join(usable.bad)}).")
             else:
-                checked[split], dropped[split] = found.rows, found.bad
+                checked[split], dropped[split] = usable.rows, usable.bad
     if problems:
-        raise unusable(spec, f"Task {spec.name} has unusable rows", problems, faults)
+        raise unusable_rows_error(spec, f"Task {spec.name} has unusable rows", problems, reasons)
     for split, bad in dropped.items():
         if bad:
-            logger.warning("Task %s, %s: rows left out: %s.%s", spec.name, split, left_out(bad), advice(spec, bad))
+            logger.warning("Task %s, %s: rows left out: %s.%s", spec.name, split, format_dropped(bad), advice(spec, bad))
     return checked, dropped
 
 
-def _report(
+def _build_report(
     spec: TaskSpec, splits: Mapping[str, Dataset], names: tuple[str, ...], dropped: Mapping[str, dict[str, int]]
 ) -> dict[str, dict[str, Any]]:
     """Return `Task.report`, and warn about texts with more than one label."""
     reader, report = kind_module(spec.kind), {}
     seen_in_training = set(reader.content(splits["train"]))
-    several = {}
+    ambiguous = {}
     for split, rows in splits.items():
         contents = reader.content(rows)
         if spec.kind == "classification":
-            told_apart = Counter(content for content, _ in {*zip(contents, rows["label"][:], strict=True)})
-            several[split] = sum(count > 1 for count in told_apart.values())
+            label_counts = Counter(content for content, _ in {*zip(contents, rows["label"][:], strict=True)})
+            ambiguous[split] = sum(count > 1 for count in label_counts.values())
         report[split] = {
             "examples": len(rows),
             "dropped": dropped[split],
@@ -367,14 +384,14 @@ def _report(
         }
         if split != "train":
             report[split]["texts_also_in_train"] = sum(content in seen_in_training for content in contents)
-    if counts := ", ".join(f"{split} {count:,}" for split, count in several.items() if count):
+    if counts := ", ".join(f"{split} {count:,}" for split, count in ambiguous.items() if count):
         logger.warning(
             "Task %s: texts with more than one label, of which a model can predict only one: %s.", spec.name, counts
         )
     return report
 
 
-def _sampled(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Dataset:
+def _sample_split(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Dataset:
     """Return a stratified sample of a split.
 
     Args:
@@ -383,33 +400,35 @@ def _sampled(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Dataset:
     Raises:
         TaskError: there are more classes than `size`.
     """
-    places = np.array([content_place(content) for content in kind_module(spec.kind).content(rows)])
-    groups = strata(rows, spec.kind, places)
+    hashes = np.array([content_hash(content) for content in kind_module(spec.kind).content(rows)])
+    groups = strata(rows, spec.kind, hashes)
     if spec.kind == "classification" and size < (classes := len(np.unique(groups))):
         raise TaskError(
             f"Task {spec.name}: {option} {size} is less than one example for each of {classes} classes. Increase it, "
             "or use hf-tlm few-shot for a few examples per class."
         )
-    chosen = rows.select(sample(groups, places, size))
-    return Dataset.from_dict(chosen.to_dict(), features=rows.features)  # Copied, as `stored` ignores selections.
+    chosen = rows.select(sample(groups, hashes, size))
+    return Dataset.from_dict(chosen.to_dict(), features=rows.features)  # Copied, as `store_in_cache` ignores selections.
 
 
-def _class_names(label_names: Any) -> list[str]:
+def _check_label_names(label_names: Any) -> list[str]:
     """Return the given class names as a list.
 
     Raises:
         TaskError: they are anything else than strings in an order.
     """
     if isinstance(label_names, (str, Mapping)) or not hasattr(label_names, "__iter__"):
-        listed = " Pass list(id2label.values()), in the order of the indices." if isinstance(label_names, Mapping) else ""
-        raise TaskError(f"label_names: expected a list of strings; received a {type(label_names).__name__}.{listed}")
+        hint = " Pass list(id2label.values()), in the order of the indices." if isinstance(label_names, Mapping) else ""
+        raise TaskError(f"label_names: expected a list of strings; received a {type(label_names).__name__}.{hint}")
     names = list(label_names)
-    if other := [name for name in names if not isinstance(name, str)]:
-        raise TaskError(f"label_names: expected strings; received {other[0]!r:.60}, of type {type(other[0]).__name__}.")
+    if not_strings := [name for name in names if not isinstance(name, str)]:
+        raise TaskError(
+            f"label_names: expected strings; received {not_strings[0]!r:.60}, of type {type(not_strings[0]).__name__}."
+        )
     return names
 
 
-def _renamed(names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:
+def _rename_labels(names: tuple[str, ...], new_names: Sequence[str]) -> tuple[str, ...]:
     """Return the given names of the classes.
 
     Raises:
@@ -417,21 +436,25 @@ def _renamed(names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:
             these are others.
     """
     numbered = all(name.isdecimal() for name in names)
-    if len(set(given)) != len(given) or len(given) != len(names) or not (numbered or set(given) == set(names)):
-        own = "" if numbered else " Classes that are not numbers keep their names: label_names can only reorder them."
+    if (
+        len(set(new_names)) != len(new_names)
+        or len(new_names) != len(names)
+        or not (numbered or set(new_names) == set(names))
+    ):
+        hint = "" if numbered else " Classes that are not numbers keep their names: label_names can only reorder them."
         raise TaskError(
             f"label_names: expected {len(names)} different names, for the classes {', '.join(names):.200} in this order; "
-            f"received {', '.join(given):.200}.{own}"
+            f"received {', '.join(new_names):.200}.{hint}"
         )
-    return tuple(given)
+    return tuple(new_names)
 
 
-def _read(
+def _read_split(
     spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], numbers: Sequence[int] | None = None
 ) -> Canonical:
     reader = kind_module(spec.kind)
-    ids = ids_of(spec, split, rows, (f"{split}-{row}" for row in range(len(rows))))
+    ids = read_ids(spec, split, rows, (f"{split}-{row}" for row in range(len(rows))))
     if spec.kind == "multiple_choice":
-        ids = reader.numbered(spec, rows, ids)
+        ids = reader.number_questions(spec, rows, ids)
     values = reader.read(spec, split, rows, names, labelled=True)
     return canonical(split, ids, values, reader.features(spec, labelled=True), numbers=numbers)

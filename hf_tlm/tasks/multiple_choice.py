@@ -21,13 +21,13 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     """
     (options,) = columns_of(spec, "train", train, "options")
     counts = Counter(len(row) for row in options if isinstance(row, list))
-    number = counts.most_common(1)[0][0] if counts else 0
-    if not 2 <= number <= len(string.ascii_uppercase):
+    num_options = counts.most_common(1)[0][0] if counts else 0
+    if not 2 <= num_options <= len(string.ascii_uppercase):
         raise TaskError(
             f"Task {spec.name}: a multiple-choice task needs 2 to 26 options per question, as a list of strings; most "
-            f"training rows have {number}."
+            f"training rows have {num_options}."
         )
-    return tuple(string.ascii_uppercase[:number])
+    return tuple(string.ascii_uppercase[:num_options])
 
 
 def features(spec: TaskSpec, labelled: bool) -> Features:
@@ -48,7 +48,7 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     options as the first row that has any.
     """
     contexts, questions, options = columns_of(spec, split, rows, "context", "question", "options")
-    number = len(names) or next((len(row) for row in options if isinstance(row, list) and row), 0)
+    num_options = len(names) or next((len(row) for row in options if isinstance(row, list) and row), 0)
     labels: list[Any] = [0] * len(rows)
     if labelled:
         (labels,) = columns_of(spec, split, rows, "label")
@@ -58,42 +58,46 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     for context, question, row_options, label in zip(contexts, questions, options, labels, strict=True):
         problem = check_text("context", context) or check_text("question", question)
         problem = problem or check_text("option", *(row_options or [None] if isinstance(row_options, list) else [None]))
-        if not problem and len(row_options) != number:
-            problem = Bad(f"another number of options than {number}", f"{len(row_options)} options")
+        if not problem and len(row_options) != num_options:
+            problem = Bad(f"another number of options than {num_options}", f"{len(row_options)} options")
         if problem or not labelled:
-            yield problem or _row(context, question, row_options)
+            yield problem or _text_columns(context, question, row_options)
         else:
-            right = _right(label, names)
-            yield right if isinstance(right, Bad) else (*_row(context, question, row_options), right)
+            label_or_bad = _parse_label(label, names)
+            yield (
+                label_or_bad
+                if isinstance(label_or_bad, Bad)
+                else (*_text_columns(context, question, row_options), label_or_bad)
+            )
 
 
-def _right(label: Any, names: tuple[str, ...]) -> int | Bad:
+def _parse_label(label: Any, names: tuple[str, ...]) -> int | Bad:
     """Return the index of the correct option."""
     if label in (None, -1, ""):
         return Bad("no label")
-    right = names.index(label) if label in names else label
-    if isinstance(right, int) and 0 <= right < len(names):
-        return right
+    label_index = names.index(label) if label in names else label
+    if isinstance(label_index, int) and 0 <= label_index < len(names):
+        return label_index
     return Bad("a label that is no option", f"label {label!r}, options {', '.join(names)} or 0 to {len(names) - 1}")
 
 
-def _row(context: Any, question: Any, options: list[Any]) -> tuple[str, str, list[str]]:
+def _text_columns(context: Any, question: Any, options: list[Any]) -> tuple[str, str, list[str]]:
     return str(context), str(question), list(map(str, options))  # Options may be numbers.
 
 
-def numbered(spec: TaskSpec, rows: Dataset, ids: list[str | None]) -> list[str | None]:
+def number_questions(spec: TaskSpec, rows: Dataset, ids: list[str | None]) -> list[str | None]:
     """Return unique ids of questions, by adding their number (from 0) to ids that are those of passages, as in RACE."""
     (contexts,) = columns_of(spec, "ids", rows, "context")
     passages: dict[str | None, set[str]] = {}
     for identifier, context in zip(ids, contexts, strict=True):
         passages.setdefault(identifier, set()).add(str(context))
-    times, found = Counter(ids), []
-    number: Counter[str | None] = Counter()
+    id_counts, question_ids = Counter(ids), []
+    next_numbers: Counter[str | None] = Counter()
     for identifier in ids:
-        of_passage = identifier is not None and times[identifier] > 1 and len(passages[identifier]) == 1
-        found.append(f"{identifier}:{number[identifier]}" if of_passage else identifier)
-        number[identifier] += 1
-    return found
+        is_of_passage = identifier is not None and id_counts[identifier] > 1 and len(passages[identifier]) == 1
+        question_ids.append(f"{identifier}:{next_numbers[identifier]}" if is_of_passage else identifier)
+        next_numbers[identifier] += 1
+    return question_ids
 
 
 def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def features(spec: TaskSpec, labelled: bool) -> Features:
 def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
     """Return whether no row has an answer; a split with only unanswerable questions counts as one without answers."""
     column = column_of(spec, "answers", rows)
-    return column in rows.column_names and not any(_answers(given, 0)[0] for given in rows[column][:])
+    return column in rows.column_names and not any(_parse_answers(cell, 0)[0] for cell in rows[column][:])
 
 
 def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
@@ -36,42 +36,42 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     answers, starts = [None] * len(rows), [None] * len(rows)
     if labelled:
         (answers,) = columns_of(spec, split, rows, "answers")
-        nested = any(_is_nested(given) for given in answers)
+        nested = any(_is_nested(cell) for cell in answers)
         if not nested:
             (starts,) = columns_of(spec, split, rows, "starts")
-    for context, question, given, start in zip(contexts, questions, answers, starts, strict=True):
+    for context, question, cell, start in zip(contexts, questions, answers, starts, strict=True):
         if problem := check_text("context", context) or check_text("question", question):
             yield problem
         elif not labelled:
             yield (str(context), str(question))
-        elif given is None and nested:
+        elif cell is None and nested:
             yield Bad("no answers")
         else:
-            texts, offsets = _answers(given, start)
-            problem = _check(str(context), texts, offsets)
+            texts, offsets = _parse_answers(cell, start)
+            problem = _check_answers(str(context), texts, offsets)
             yield problem or (str(context), str(question), texts, [int(offset) for offset in offsets])
 
 
-def _is_nested(given: Any) -> bool:
-    return isinstance(given, dict) or isinstance(given, list) and bool(given) and isinstance(given[0], dict)
+def _is_nested(cell: Any) -> bool:
+    return isinstance(cell, dict) or isinstance(cell, list) and bool(cell) and isinstance(cell[0], dict)
 
 
-def _answers(given: Any, start: Any) -> tuple[list[Any], list[Any]]:
+def _parse_answers(cell: Any, start: Any) -> tuple[list[Any], list[Any]]:
     """Return the texts and offsets of a row's answers; both are empty for an unanswerable question."""
-    if isinstance(given, dict):
-        return _listed(given.get("text")), _listed(given.get("answer_start"))
-    if _is_nested(given):
-        return [answer.get("text") for answer in given], [answer.get("answer_start") for answer in given]
-    if isinstance(given, list):
-        return list(map(str, given)), _listed(start)
-    return ([], []) if given is None or not str(given).strip() else ([str(given)], [start])
+    if isinstance(cell, dict):
+        return _as_list(cell.get("text")), _as_list(cell.get("answer_start"))
+    if _is_nested(cell):
+        return [answer.get("text") for answer in cell], [answer.get("answer_start") for answer in cell]
+    if isinstance(cell, list):
+        return list(map(str, cell)), _as_list(start)
+    return ([], []) if cell is None or not str(cell).strip() else ([str(cell)], [start])
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _check(context: str, texts: list[Any], starts: list[Any]) -> Bad | None:
+def _check_answers(context: str, texts: list[Any], starts: list[Any]) -> Bad | None:
     if len(texts) != len(starts):
         return Bad("different numbers of answers and offsets", f"{len(texts)} answers, {len(starts)} offsets")
     for text, start in zip(texts, starts, strict=True):
@@ -81,11 +81,11 @@ def _check(context: str, texts: list[Any], starts: list[Any]) -> Bad | None:
             return Bad("an answer that is no text", f"answer {text!r}")
         if not isinstance(start, (int, float)):
             return Bad("an answer without an offset", f"answer {text!r}, offset {start!r}")
-        found = context[int(start) : int(start) + len(text)] if start >= 0 else ""
-        if found != text:
+        excerpt = context[int(start) : int(start) + len(text)] if start >= 0 else ""
+        if excerpt != text:
             return Bad(
                 "an answer that is not at its offset",
-                f"answer {text!r}, but from character {start:.0f} on the context has {found!r}",
+                f"answer {text!r}, but from character {start:.0f} on the context has {excerpt!r}",
             )
     return None
 

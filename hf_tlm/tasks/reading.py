@@ -32,7 +32,16 @@ from hf_tlm.corpora.tables import (
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, may_be_repo
 from hf_tlm.tasks.formats import SUFFIXES, is_squad_json, read_conll, read_excel, read_squad_json
-from hf_tlm.tasks.rows import canonical, column_of, ids_of, kind_module, left_out, missing, unusable, with_fields
+from hf_tlm.tasks.rows import (
+    add_field_columns,
+    canonical,
+    column_of,
+    format_dropped,
+    kind_module,
+    missing_columns_error,
+    read_ids,
+    unusable_rows_error,
+)
 from hf_tlm.tasks.spec import ROLES, SPLITS, TaskError, TaskSpec
 from hf_tlm.utils.shown import few, kind_of
 
@@ -40,21 +49,21 @@ logger = logging.getLogger(__name__)
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
 # Words in file names that suggest a split (Val.csv, testing.tsv), but do not match latest.csv and device.csv.
-_MEANT = {
+_SPLIT_HINTS = {
     "validation": re.compile(r"(?<![a-z])(val(?![a-z])|valid|eval|dev(?![a-z])|develop)"),
     "test": re.compile(r"(?<![a-z])test"),
 }
 # Archives and compressions that cannot be read.
-_PACKED = (".zip", ".bz2", ".xz", ".7z")
+_UNREADABLE = (".zip", ".bz2", ".xz", ".7z")
 # Name for the rows of a source without splits.
 TABLE = "table"
 # Forms of labels in a csv: integers, numbers and truth values. NaN means that there is no label.
-_WHOLE = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,17})\s*")
+_INTEGER = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,17})\s*")
 _NUMBER = re.compile(r"\s*[+-]?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 _NAN = {"nan", "NaN"}
-_TRUTH: dict[str | None, Any] = {word: word[0] in "Tt" for word in ("True", "TRUE", "true", "False", "FALSE", "false")}
+_BOOLEANS: dict[str | None, Any] = {word: word[0] in "Tt" for word in ("True", "TRUE", "true", "False", "FALSE", "false")}
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
-LOCAL = "Without a network, pass the path of a folder with train, validation and test files."
+LOCAL_ADVICE = "Without a network, pass the path of a folder with train, validation and test files."
 
 
 def read_splits(
@@ -76,56 +85,56 @@ def read_splits(
     path = Path(spec.path)
     if not spec.path or not path.exists():
         return named_splits(spec, _load_hub(spec))
-    files = _files(spec, path) if path.is_dir() else {TABLE: path}
+    files = _find_files(spec, path) if path.is_dir() else {TABLE: path}
     splits = {split: read_file(file, columns or {}, separator) for split, file in files.items()}
-    written = {split: splits[split] for split, file in files.items() if BUILDERS.get(suffix_of(file)) == "csv"}
-    given = [columns["starts"]] if columns and "starts" in columns else []
-    for column in dict.fromkeys([spec.label_column, *given, *ROLES["question_answering"]["starts"]]):
-        written = _with_values(written, column)
-    return splits | written
+    csv_splits = {split: splits[split] for split, file in files.items() if BUILDERS.get(suffix_of(file)) == "csv"}
+    starts_columns = [columns["starts"]] if columns and "starts" in columns else []
+    for column in dict.fromkeys([spec.label_column, *starts_columns, *ROLES["question_answering"]["starts"]]):
+        csv_splits = _convert_column(csv_splits, column)
+    return splits | csv_splits
 
 
-def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
+def _find_files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
     """Return the file of each split in a folder, or its only table under the key `TABLE`; see `read_splits`."""
-    found = {}
+    split_paths = {}
     for split in SPLITS:
-        files = split_files(folder, _names(spec, split))
+        files = split_files(folder, _split_names(spec, split))
         if len(files) > 1:
             names = [file.name for file in files]
-            packed = [name for name in names if uncompressed(Path(name)).name in {*names} - {name}]
-            which = f" If they have the same content, remove {', '.join(packed)}." if packed else ""
-            raise TaskError(f"{spec.path} holds several files for {split}: {', '.join(names)}. Keep one.{which}")
+            compressed = [name for name in names if uncompressed(Path(name)).name in {*names} - {name}]
+            advice = f" If they have the same content, remove {', '.join(compressed)}." if compressed else ""
+            raise TaskError(f"{spec.path} holds several files for {split}: {', '.join(names)}. Keep one.{advice}")
         if files:
-            found[split] = files[0]
-    if not found:
-        return {TABLE: _only_table(folder)}
-    for split in [split for split in ("validation", "test") if split not in found]:
+            split_paths[split] = files[0]
+    if not split_paths:
+        return {TABLE: _find_table(folder)}
+    for split in [split for split in ("validation", "test") if split not in split_paths]:
         names = [name for name in sorted(os.listdir(folder)) if suffix_of(Path(name)) in (*BUILDERS, *SUFFIXES)]
-        names = [name for name in names if _MEANT[split].search(name.casefold())]
-        if others := [name for name in names if folder / name not in found.values()]:
+        names = [name for name in names if _SPLIT_HINTS[split].search(name.casefold())]
+        if others := [name for name in names if folder / name not in split_paths.values()]:
             logger.warning(
                 "Task %s: %s in %s is ignored. To use it as the %s split, rename it to %s.",
                 spec.name,
                 few(others, 5),
                 folder,
                 split,
-                " or ".join(_names(spec, split)),
+                " or ".join(_split_names(spec, split)),
             )
-    return found
+    return split_paths
 
 
-def _with_values(splits: Mapping[str, Dataset], column: str) -> dict[str, Dataset]:
+def _convert_column(splits: Mapping[str, Dataset], column: str) -> dict[str, Dataset]:
     """Convert a column of strings to numbers or truth values, if all its values in all splits are such.
 
     Numbers with leading zeros, or with more digits than can be represented exactly, stay strings.
     """
-    there = {split: rows[column][:] for split, rows in splits.items() if column in rows.column_names}
-    texts = {text for cells in there.values() for text in cells} - {None}
+    cells_by_split = {split: rows[column][:] for split, rows in splits.items() if column in rows.column_names}
+    texts = {text for cells in cells_by_split.values() for text in cells} - {None}
     values: dict[str | None, Any] = {None: None}
-    if all(_WHOLE.fullmatch(text) for text in texts):
+    if all(_INTEGER.fullmatch(text) for text in texts):
         values |= {text: int(text) for text in texts}
-    elif all(text in _TRUTH for text in texts):
-        values |= _TRUTH
+    elif all(text in _BOOLEANS for text in texts):
+        values |= _BOOLEANS
     elif all(_NUMBER.fullmatch(text) for text in texts - _NAN):
         values |= {text: float(text) for text in texts}
     else:
@@ -135,28 +144,28 @@ def _with_values(splits: Mapping[str, Dataset], column: str) -> dict[str, Datase
         .remove_columns(column)
         .add_column(column, [values[cell] for cell in cells])
         .select_columns(splits[split].column_names)
-        for split, cells in there.items()
+        for split, cells in cells_by_split.items()
     }
 
 
-def named_splits(spec: TaskSpec, found: Mapping[str, Dataset]) -> dict[str, Dataset]:
+def named_splits(spec: TaskSpec, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
     """Rename splits to our names for them; a single one with another name becomes `TABLE`.
 
     Raises:
         TaskError: there are several splits, and none has a known name.
     """
-    there = {split: [name for name in _names(spec, split) if name in found] for split in SPLITS}
-    named = {split: found[names[0]] for split, names in there.items() if names}
-    if named or len(found) == 1:
-        return named or {TABLE: next(iter(found.values()))}
+    matching_names = {split: [name for name in _split_names(spec, split) if name in datasets] for split in SPLITS}
+    named = {split: datasets[names[0]] for split, names in matching_names.items() if names}
+    if named or len(datasets) == 1:
+        return named or {TABLE: next(iter(datasets.values()))}
     raise TaskError(
         f"Task {spec.name}: expected the splits train, validation (valid, dev) and test, or a single split, of which some "
-        f"texts are held out; received {', '.join(map(str, found)) or 'none'}. Rename the splits in Python: "
+        f"texts are held out; received {', '.join(map(str, datasets)) or 'none'}. Rename the splits in Python: "
         "load_task({'train': ..., 'validation': ...})."
     )
 
 
-def _only_table(folder: Path) -> Path:
+def _find_table(folder: Path) -> Path:
     """Return the path of the only table in a folder.
 
     Raises:
@@ -171,15 +180,15 @@ def _only_table(folder: Path) -> Path:
     tables = [folder / name for name in names if suffix_of(Path(name)) in BUILDERS and (folder / name).is_file()]
     if len(tables) == 1:
         return tables[0]
-    shown = few(names, 10)
+    listed = few(names, 10)
     raise TaskError(
-        f"{folder} contains {shown or 'nothing'}: expected files named train, validation (valid, dev) and test, or one "
+        f"{folder} contains {listed or 'nothing'}: expected files named train, validation (valid, dev) and test, or one "
         f"table ({', '.join(BUILDERS)}), of which some texts are held out. Rename the files, or pass one of them as "
         "the task."
     )
 
 
-def _names(spec: TaskSpec, split: str) -> tuple[str, ...]:
+def _split_names(spec: TaskSpec, split: str) -> tuple[str, ...]:
     """Return the names that a split may have in the source, in order of preference."""
     return (*([spec.split_names[split]] if split in spec.split_names else []), *SPLIT_NAMES[split])
 
@@ -198,13 +207,13 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
     """
     names = sorted(os.listdir(folder))
     for patterns in (
-        [f"{stem}{suffix}{packed}" for stem in stems for suffix in BUILDERS for packed in ("", *COMPRESSIONS)]
+        [f"{stem}{suffix}{compression}" for stem in stems for suffix in BUILDERS for compression in ("", *COMPRESSIONS)]
         + [f"{stem}-v*.json" for stem in stems],
         [f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES] + [f"*-ud-{stem}.conllu" for stem in stems],
     ):
         files = [folder / name for pattern in patterns for name in names if fnmatch.fnmatchcase(name, pattern)]
-        if other := [path for path in files if not path.is_file()]:
-            raise TaskError(f"{other[0]} is a broken link, or not a file. Repair or remove it.")
+        if not_files := [path for path in files if not path.is_file()]:
+            raise TaskError(f"{not_files[0]} is a broken link, or not a file. Repair or remove it.")
         if files:
             return files
     return []
@@ -269,16 +278,16 @@ def separator_as_in(path: Path, separator: str | None) -> str | None:
 
 
 def _check_type(path: Path) -> None:
-    suffix, packed = suffix_of(path), path.suffix.lower() in COMPRESSIONS
-    unpacked = path.suffix.lower() in _PACKED or packed and BUILDERS.get(suffix) not in ("csv", "json")
-    if unpacked and Path(path.stem).suffix.lower() in (*BUILDERS, *SUFFIXES):
+    suffix, is_compressed = suffix_of(path), path.suffix.lower() in COMPRESSIONS
+    must_unpack = path.suffix.lower() in _UNREADABLE or is_compressed and BUILDERS.get(suffix) not in ("csv", "json")
+    if must_unpack and Path(path.stem).suffix.lower() in (*BUILDERS, *SUFFIXES):
         raise TaskError(
             f"{path}: only csv, tsv, jsonl and json files can be read compressed, as {' and '.join(COMPRESSIONS)}. Unpack "
             "the file first (gunzip, unzip, bunzip2, unxz), and pass the unpacked file."
         )
     if suffix not in (*BUILDERS, *SUFFIXES):
-        known = ", ".join(dict.fromkeys([*BUILDERS, *SUFFIXES]))
-        raise TaskError(f"{path}: expected a file of one of the types {known}; received {path.suffix!r}.")
+        known_types = ", ".join(dict.fromkeys([*BUILDERS, *SUFFIXES]))
+        raise TaskError(f"{path}: expected a file of one of the types {known_types}; received {path.suffix!r}.")
     if suffix not in (".parquet", ".xlsx"):
         check_encoding(path)
 
@@ -304,8 +313,8 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
             yield from _chunks(({spec.text_columns[0]: line.rstrip("\n")} for line in path.open(encoding="utf-8-sig")), rows)
         elif suffix in SUFFIXES:
             sentences = enumerate(read_conll(path, spec.columns, tagged=False))
-            numbered = (row | {"id": str(number)} if row["id"] is None else row for number, row in sentences)
-            yield from _chunks(numbered, rows)
+            rows_with_ids = (row | {"id": str(index)} if row["id"] is None else row for index, row in sentences)
+            yield from _chunks(rows_with_ids, rows)
         elif is_squad_json(path):
             yield from read_squad_json(path).iter(rows)
         elif suffix == ".parquet":
@@ -327,13 +336,13 @@ def stream_hub(spec: TaskSpec, rows: int) -> Iterator[dict[str, list[Any]]]:
     Raises:
         TaskError: the dataset cannot be read, or has several splits but no test split.
     """
-    found = _load_hub(spec, streaming=True)
-    names = [name for name in _names(spec, "test") if name in found] or list(found)
+    splits = _load_hub(spec, streaming=True)
+    names = [name for name in _split_names(spec, "test") if name in splits] or list(splits)
     if len(names) > 1:
         raise TaskError(
             f"{spec.path}: expected a test split, or a single split, to predict on; received {', '.join(names)}."
         )
-    yield from found[names[0]].iter(rows)
+    yield from splits[names[0]].iter(rows)
 
 
 def _load_hub(spec: TaskSpec, streaming: bool = False) -> Mapping[str, Dataset | IterableDataset]:
@@ -357,7 +366,9 @@ def _load_hub(spec: TaskSpec, streaming: bool = False) -> Mapping[str, Dataset |
             check_columns(rows.column_names or (), rows.info.builder_name)
         return splits
     except Exception as error:  # The readers raise errors of many types, none of which is a bug of this package.
-        raise TaskError(f"Cannot load task {spec.name} from the Hub dataset {spec.path!r}: {error}\n{LOCAL}") from error
+        raise TaskError(
+            f"Cannot load task {spec.name} from the Hub dataset {spec.path!r}: {error}\n{LOCAL_ADVICE}"
+        ) from error
 
 
 class Chunk(NamedTuple):
@@ -375,8 +386,8 @@ def unlabelled(
     path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk: int = 10_000, separator: str | None = None
 ) -> Iterator[Dataset]:
     """Yield the rows of a file or Hub dataset in the columns of a `Task`, without labels; see `unlabelled_chunks`."""
-    for found in unlabelled_chunks(path, spec, drop_bad_rows=drop_bad_rows, chunk=chunk, separator=separator):
-        yield found.rows
+    for rows_chunk in unlabelled_chunks(path, spec, drop_bad_rows=drop_bad_rows, chunk=chunk, separator=separator):
+        yield rows_chunk.rows
 
 
 def unlabelled_chunks(
@@ -400,35 +411,35 @@ def unlabelled_chunks(
             has unusable rows: the message lists all reasons, with the number of rows in the chunk and the first one.
     """
     path, reader = data_name(path), kind_module(spec.kind)
-    done = 0
-    for columns in _stream(path, spec, chunk, separator):
-        with told_as(TaskError, f"{path} after row {done}"):  # Texts may contain invalid Unicode, for instance.
-            rows = with_fields(spec, Dataset.from_dict(columns, on_mixed_types="use_json"))
+    num_read = 0
+    for columns in _stream_source(path, spec, chunk, separator):
+        with told_as(TaskError, f"{path} after row {num_read}"):  # Texts may contain invalid Unicode, for instance.
+            rows = add_field_columns(spec, Dataset.from_dict(columns, on_mixed_types="use_json"))
         if not ROLES[spec.kind]:
-            spec = reader.with_columns_of(spec, rows)
+            spec = reader.choose_text_columns(spec, rows)
         _check_columns(path, spec, rows)
-        there = spec.id_column is None or spec.id_column in rows.column_names
-        ids = ids_of(spec if there else dataclasses.replace(spec, id_column=None), path, rows, [None] * len(rows))
-        ids = [str(done + row) if identifier is None else identifier for row, identifier in enumerate(ids)]
+        has_id_column = spec.id_column is None or spec.id_column in rows.column_names
+        ids = read_ids(spec if has_id_column else dataclasses.replace(spec, id_column=None), path, rows, [None] * len(rows))
+        ids = [str(num_read + row) if identifier is None else identifier for row, identifier in enumerate(ids)]
         values = reader.read(spec, path, rows, (), labelled=False)
-        features, numbers = reader.features(spec, labelled=False), range(done, done + len(ids))
-        found = canonical(path, ids, values, features, unique=False, numbers=numbers)
-        if found.bad and not drop_bad_rows:
-            head = f"Some rows cannot be predicted on (counted among the {len(rows)} rows from row {done} on)"
-            raise unusable(spec, head, found.problems, found.bad)
-        if found.bad:
+        features, numbers = reader.features(spec, labelled=False), range(num_read, num_read + len(ids))
+        usable = canonical(path, ids, values, features, unique=False, numbers=numbers)
+        if usable.bad and not drop_bad_rows:
+            head = f"Some rows cannot be predicted on (counted among the {len(rows)} rows from row {num_read} on)"
+            raise unusable_rows_error(spec, head, usable.problems, usable.bad)
+        if usable.bad:
             logger.warning(
                 "%s, rows %d to %d (counted from 0): rows left out: %s.",
-                *(path, done, done + len(rows) - 1, left_out(found.bad)),
+                *(path, num_read, num_read + len(rows) - 1, format_dropped(usable.bad)),
             )
-        done += len(rows)
-        if len(found.rows):
-            whole = len(found.kept) == len(rows)
+        num_read += len(rows)
+        if len(usable.rows):
+            is_complete = len(usable.kept) == len(rows)
             yield Chunk(
-                found.rows,
-                {name: cells if whole else [cells[row] for row in found.kept] for name, cells in columns.items()},
+                usable.rows,
+                {name: cells if is_complete else [cells[row] for row in usable.kept] for name, cells in columns.items()},
             )
-    if not done:
+    if not num_read:
         raise TaskError(f"{path} has no rows to predict on.")
 
 
@@ -437,9 +448,9 @@ def _check_columns(path: str, spec: TaskSpec, rows: Dataset) -> None:
     roles = [role for role in ROLES[spec.kind] if role not in ("answers", "starts", "label", "tags")]
     names = [column_of(spec, role, rows) or ROLES[spec.kind][role][0] for role in roles]
     if absent := [name for name in (names if roles else spec.text_columns) if name not in rows.column_names]:
-        chosen = "" if roles else "Choose columns with --text_column and --text_pair_column, or "
-        told = f"{chosen}rename the columns of the file to their names in training."
-        raise missing(spec, path, absent, rows, told[0].upper() + told[1:])
+        column_advice = "" if roles else "Choose columns with --text_column and --text_pair_column, or "
+        advice = f"{column_advice}rename the columns of the file to their names in training."
+        raise missing_columns_error(spec, path, absent, rows, advice[0].upper() + advice[1:])
 
 
 def data_name(data: Any) -> str:
@@ -450,17 +461,17 @@ def data_name(data: Any) -> str:
     """
     if isinstance(data, (str, os.PathLike)):
         return os.fspath(data)
-    written = " Save them to a file: Dataset.to_json(file), DataFrame.to_csv(file, index=False)." if data is not None else ""
-    raise TaskError(f"data: expected a file, or a Hub id (owner/name); received {kind_of(data)}.{written}")
+    advice = " Save them to a file: Dataset.to_json(file), DataFrame.to_csv(file, index=False)." if data is not None else ""
+    raise TaskError(f"data: expected a file, or a Hub id (owner/name); received {kind_of(data)}.{advice}")
 
 
-def _stream(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Iterator[dict[str, list]]:
+def _stream_source(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Iterator[dict[str, list]]:
     if Path(path).is_file():
         return stream_file(Path(path), spec, chunk, separator)
     name, _, revision = path.partition("@")
     if not may_be_repo(name) or Path(name).exists():
         raise TaskError(f"No file {path!r} to predict on: pass an existing file, or a Hub id (owner/name).")
-    hub = dataclasses.replace(spec, path=name, revision=revision or None)
+    hub_spec = dataclasses.replace(spec, path=name, revision=revision or None)
     if name != spec.path:
-        hub = dataclasses.replace(hub, config_name=None, data_files=None, split_names={})
-    return stream_hub(hub, chunk)
+        hub_spec = dataclasses.replace(hub_spec, config_name=None, data_files=None, split_names={})
+    return stream_hub(hub_spec, chunk)

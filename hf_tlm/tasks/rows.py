@@ -32,7 +32,7 @@ SENTENCES = (
 )
 DECODE = 'Convert the column to texts first, for instance with frame[name].str.decode("utf-8") in pandas.'
 # End of a reason -> advice.
-_MENDING = {
+_ADVICE_BY_ENDING = {
     "that is a list": 'Join each list into one text first, for instance with " ".join(texts) in Python.',
     NO_WORDS: SENTENCES,
     "that is a bytes": DECODE,
@@ -47,18 +47,18 @@ class Bad(NamedTuple):
     detail: str = ""
 
 
-def check_text(what: str, *values: Any) -> Bad | None:
+def check_text(name: str, *values: Any) -> Bad | None:
     """Return what is wrong with texts of a row: null, blank, or no text; None if they are usable."""
     if any(value is None for value in values):
-        return Bad(f"null {what}")
-    problem = check_plain(what, *values)
-    return problem or (Bad(f"blank {what}") if any(not str(value).strip() for value in values) else None)
+        return Bad(f"null {name}")
+    problem = check_plain(name, *values)
+    return problem or (Bad(f"blank {name}") if any(not str(value).strip() for value in values) else None)
 
 
-def check_plain(what: str, *values: Any) -> Bad | None:
+def check_plain(name: str, *values: Any) -> Bad | None:
     """Return what is wrong with values of a row that must be convertible to text (no list, object or bytes), or None."""
-    others = [value for value in values if isinstance(value, (list, dict, bytes))]
-    return Bad(f"{what} that is a {type(others[0]).__name__}", f"{what} {others[0]!r:.40}") if others else None
+    not_plain = [value for value in values if isinstance(value, (list, dict, bytes))]
+    return Bad(f"{name} that is a {type(not_plain[0]).__name__}", f"{name} {not_plain[0]!r:.40}") if not_plain else None
 
 
 def class_names(labels: Iterable[int | None], names: Sequence[str]) -> list[str | None]:
@@ -83,11 +83,11 @@ def columns_of(spec: TaskSpec, split: str, rows: Dataset, *roles: str) -> list[l
     if absent := [name for name in names if name not in rows.column_names]:
         advice = f"Name the columns with --columns, for instance --columns {roles[0]}=name; the roles are "
         advice += f"{', '.join(ROLES[spec.kind])}. If this is not a {spec.kind} task, choose another --task_kind."
-        raise missing(spec, split, absent, rows, advice)
+        raise missing_columns_error(spec, split, absent, rows, advice)
     return [rows[name][:] for name in names]
 
 
-def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice: str) -> TaskError:
+def missing_columns_error(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice: str) -> TaskError:
     """Build the error for columns that a source lacks.
 
     Args:
@@ -108,7 +108,7 @@ def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice
     )
 
 
-def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | None]) -> list[str | None]:
+def read_ids(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | None]) -> list[str | None]:
     """Return the values of the id column as strings, or the default if there is no such column.
 
     Raises:
@@ -118,13 +118,13 @@ def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | No
     if column is None:
         return list(default)
     if column not in rows.column_names:
-        raise missing(spec, split, [column], rows, "Choose another --id_column.")
+        raise missing_columns_error(spec, split, [column], rows, "Choose another --id_column.")
     return [None if value is None else str(value) for value in rows[column][:]]
 
 
-def left_out(bad: Mapping[str, int]) -> str:
+def format_dropped(bad: Mapping[str, int]) -> str:
     """Format the number of rows that were left out for each reason, as part of a sentence."""
-    return ", ".join(f"{count:,} with {fault}" for fault, count in bad.items())
+    return ", ".join(f"{count:,} with {reason}" for reason, count in bad.items())
 
 
 def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
@@ -132,21 +132,23 @@ def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
 
     Repeated ids suggest that the id column identifies something other than rows; a list or an object may contain texts.
     """
-    said, kinds = "", set(kinds)
+    sentences, kinds = "", set(kinds)
     if REPEATED in kinds:
         column, other = (spec.id_column, "remove the option") if spec.id_column else ("id", "rename it")
-        taken = "" if spec.id_column else ": a column id is used by default"
-        said += f" If {column} does not identify rows, choose another --id_column, or {other}{taken}."
-    return said + "".join(f" {todo}" for end, todo in _MENDING.items() if any(kind.endswith(end) for kind in kinds))
+        default_note = "" if spec.id_column else ": a column id is used by default"
+        sentences += f" If {column} does not identify rows, choose another --id_column, or {other}{default_note}."
+    return sentences + "".join(
+        f" {sentence}" for ending, sentence in _ADVICE_BY_ENDING.items() if any(kind.endswith(ending) for kind in kinds)
+    )
 
 
-def unusable(spec: TaskSpec, head: str, problems: Iterable[str], kinds: Iterable[str]) -> TaskError:
+def unusable_rows_error(spec: TaskSpec, head: str, problems: Iterable[str], kinds: Iterable[str]) -> TaskError:
     """Build the error for unusable rows: a line for each problem, and what to do about them."""
-    todo = "Correct these rows, or leave them out with --drop_bad_rows."
-    return TaskError(f"{head}:\n- " + "\n- ".join(problems) + f"\n{todo}{advice(spec, kinds)}")
+    remedy = "Correct these rows, or leave them out with --drop_bad_rows."
+    return TaskError(f"{head}:\n- " + "\n- ".join(problems) + f"\n{remedy}{advice(spec, kinds)}")
 
 
-def with_fields(spec: TaskSpec, rows: Dataset) -> Dataset:
+def add_field_columns(spec: TaskSpec, rows: Dataset) -> Dataset:
     """Add a column for each name in the spec that is a field of an object: `ticket.body` is field `body` of `ticket`.
 
     `Dataset.flatten` does not do this for objects whose keys differ.
@@ -156,9 +158,9 @@ def with_fields(spec: TaskSpec, rows: Dataset) -> Dataset:
     for name in sorted(names):
         column, *keys = name.split(".")
         if keys and column in rows.column_names:
-            cells = field_of(rows[column][:], keys)
-            if cells is not None:
-                field = Dataset.from_dict({name: cells}, on_mixed_types="use_json")
+            values = field_of(rows[column][:], keys)
+            if values is not None:
+                field = Dataset.from_dict({name: values}, on_mixed_types="use_json")
                 rows = concatenate_datasets([rows, field], axis=1)
     return rows
 
@@ -196,8 +198,8 @@ def canonical(
         unique: whether a repeated id makes a row unusable.
         numbers: numbers of the rows in the source, for messages; None: from 0.
     """
-    seen: set[str | None] = set()
-    first: dict[str, tuple[int, str]] = {}
+    seen_ids: set[str | None] = set()
+    first_bad: dict[str, tuple[int, str]] = {}
     bad: dict[str, int] = {}
     data: dict[str, list[Any]] = {name: [] for name in features}
     kept: list[int] = []
@@ -205,26 +207,26 @@ def canonical(
         if not isinstance(value, Bad):
             if identifier is None:
                 value = Bad("no id")
-            elif unique and identifier in seen:
+            elif unique and identifier in seen_ids:
                 value = Bad(REPEATED)
         if isinstance(value, Bad):
-            first.setdefault(value.kind, (row, value.detail))
+            first_bad.setdefault(value.kind, (row, value.detail))
             bad[value.kind] = bad.get(value.kind, 0) + 1
             continue
-        seen.add(identifier)
+        seen_ids.add(identifier)
         kept.append(row)
         for name, cell in zip(features, (identifier, *value), strict=True):
             data[name].append(cell)
     numbers = range(len(ids)) if numbers is None else numbers
     problems = [
-        f"{split}: {count} of {len(ids)} rows with {kind}; the first is row {numbers[first[kind][0]]} "
-        f"(counted from 0; id {ids[first[kind][0]]!r}{first[kind][1] and ', ' + first[kind][1]})"
+        f"{split}: {count} of {len(ids)} rows with {kind}; the first is row {numbers[first_bad[kind][0]]} "
+        f"(counted from 0; id {ids[first_bad[kind][0]]!r}{first_bad[kind][1] and ', ' + first_bad[kind][1]})"
         for kind, count in bad.items()
     ]
     return Canonical(Dataset.from_dict(data, features=features), kept, bad, problems)
 
 
-def stored(rows: Dataset) -> Dataset:
+def store_in_cache(rows: Dataset) -> Dataset:
     """Write rows to a file in the cache of `datasets`, named by their content, and return them memory-mapped from it.
 
     The results of `map` are then cached next to it, where every process and run with equal rows finds them.
@@ -232,14 +234,16 @@ def stored(rows: Dataset) -> Dataset:
     Raises:
         HfTlmError: the cache cannot be written.
     """
-    file, wanted = cache_folder() / f"rows-{rows._fingerprint}.arrow", rows.data.table
+    file, expected = cache_folder() / f"rows-{rows._fingerprint}.arrow", rows.data.table
     table = None if find_rows(file) is None else MemoryMappedTable.from_file(str(file))
-    if table is not None and not (table.schema.equals(wanted.schema, check_metadata=True) and table.table.equals(wanted)):
+    if table is not None and not (
+        table.schema.equals(expected.schema, check_metadata=True) and table.table.equals(expected)
+    ):
         logger.warning("%s is damaged (it contains other rows) and will be created again.", file)
         table = None
     if table is None:
-        with atomic_file(file) as stream, pa.ipc.new_stream(stream, wanted.schema) as writer:
-            writer.write_table(wanted)
+        with atomic_file(file) as stream, pa.ipc.new_stream(stream, expected.schema) as writer:
+            writer.write_table(expected)
         table = MemoryMappedTable.from_file(str(file))
     # `Dataset.from_file` would compute another fingerprint, from the file's path and time.
     return Dataset(table, info=rows.info, fingerprint=rows._fingerprint)

@@ -104,9 +104,9 @@ class TaskSpec:
             raise TaskError(f"Task {self.name}: expected one or two text columns; received {self.text_columns}.")
         roles = ROLES[self.kind]
         if unknown := sorted(set(self.columns) - set(roles)):
-            known = f"are {', '.join(roles)}" if roles else "have options of their own (--text_column, --label_column)"
+            allowed = f"are {', '.join(roles)}" if roles else "have options of their own (--text_column, --label_column)"
             raise TaskError(
-                f"Task {self.name}: the columns of a {self.kind} task {known}; received "
+                f"Task {self.name}: the columns of a {self.kind} task {allowed}; received "
                 f"{', '.join(unknown)}. Choose another kind with --task_kind."
             )
 
@@ -203,22 +203,22 @@ class Task:
         held_out: dict[str, Any] = {"held_out": dict(self.held_out)} if self.held_out else {}
         for split, size in self.sampled_of.items():
             held_out[f"{split}_sampled"] = {"examples": len(self.splits[split]), "of": size}
-        found = {"texts_also_in_train": self.texts_also_in_train}
+        facts = {"texts_also_in_train": self.texts_also_in_train}
         for key in ("repeated_texts", "dropped"):
-            found[key] = {split: counts[key] for split, counts in self.report.items() if counts.get(key)}
-        return {**held_out, **found}
+            facts[key] = {split: counts[key] for split, counts in self.report.items() if counts.get(key)}
+        return {**held_out, **facts}
 
     def to_text(self) -> str:
         """Return one line about the splits: sizes, and counts of rows that were dropped, repeated, or are in train too."""
-        of = {split: f" of {size:,}" for split, size in self.sampled_of.items()}
-        sizes = ", ".join(f"{split} {len(rows):,}{of.get(split, '')}" for split, rows in self.splits.items())
+        sampled_from = {split: f" of {size:,}" for split, size in self.sampled_of.items()}
+        sizes = ", ".join(f"{split} {len(rows):,}{sampled_from.get(split, '')}" for split, rows in self.splits.items())
         classes = f", {self.num_labels} classes" if self.kind == "classification" else ""
         notes = []
         for split, counts in self.report.items():
-            found = {**counts.get("dropped", {}), "repeated": counts.get("repeated_texts", 0)}
-            found["in train too"] = counts.get("texts_also_in_train", 0)
-            if said := ", ".join(f"{count:,} {what}" for what, count in found.items() if count):
-                notes.append(f"{split}: {said}")
+            counts_by_reason = {**counts.get("dropped", {}), "repeated": counts.get("repeated_texts", 0)}
+            counts_by_reason["in train too"] = counts.get("texts_also_in_train", 0)
+            if listed := ", ".join(f"{count:,} {reason}" for reason, count in counts_by_reason.items() if count):
+                notes.append(f"{split}: {listed}")
         return f"task         {self.name} ({sizes}{classes})" + (f"; {'; '.join(notes)}" if notes else "")
 
     def check_kind(self, user: str, *kinds: str) -> None:
@@ -265,7 +265,7 @@ def check_task(task: Any, user: str = "", *kinds: str) -> None:
         task.check_kind(user, *kinds)
 
 
-def _released(
+def _released_task(
     name: str, hub_name: str, sizes: tuple[int, int, int], classes: tuple[str, ...], metric: str = "macro_f1"
 ) -> TaskSpec:
     """Return the spec of a task of the TLM paper (section 4.1), after Gururangan et al. 2020, Table 2.
@@ -283,31 +283,33 @@ def _released(
     )
 
 
-def _glue(name: str, sizes: tuple[int, int, int], classes: tuple[str, ...], columns: tuple[str, ...], **more) -> TaskSpec:
+def _glue_task(
+    name: str, sizes: tuple[int, int, int], classes: tuple[str, ...], columns: tuple[str, ...], **more
+) -> TaskSpec:
     """Return the spec of a GLUE task (Wang et al. 2019, Table 1), with the benchmark's metrics and order of classes.
 
     The text columns may also be named sentence1 and sentence2, or text and text_pair, as in other copies of the data.
     """
-    others = [("sentence1", "sentence2")[: len(columns)], ("text", "text_pair")[: len(columns)]]
+    alternatives = [("sentence1", "sentence2")[: len(columns)], ("text", "text_pair")[: len(columns)]]
     return TaskSpec(
         name=name,
         path="nyu-mll/glue",
         text_columns=columns,
-        other_text_columns=tuple(other for other in others if other != columns),
+        other_text_columns=tuple(alternative for alternative in alternatives if alternative != columns),
         classes=classes,
         split_sizes=sizes,
         **{"config_name": name, "metric": "accuracy", **more},
     )
 
 
-def _mnli(name: str, part: str, sizes: tuple[int, int, int]) -> TaskSpec:
-    return _glue(
+def _mnli_task(name: str, variant: str, sizes: tuple[int, int, int]) -> TaskSpec:
+    return _glue_task(
         name,
         sizes,
         ("entailment", "neutral", "contradiction"),
         ("premise", "hypothesis"),
         config_name="mnli",
-        split_names={"validation": f"validation_{part}", "test": f"test_{part}"},
+        split_names={"validation": f"validation_{variant}", "test": f"test_{variant}"},
     )
 
 
@@ -333,29 +335,29 @@ _PAIR = ("sentence1", "sentence2")
 _QUESTIONS = ("question1", "question2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _F1: dict[str, Any] = {"metric": "f1", "further_metrics": ("accuracy",)}
-_SCORE: dict[str, Any] = {"kind": "regression", "metric": "pearson", "further_metrics": ("spearman",)}
+_CORRELATION: dict[str, Any] = {"kind": "regression", "metric": "pearson", "further_metrics": ("spearman",)}
 _RACE: dict[str, Any] = {"path": "ehovy/race", "kind": "multiple_choice"}
 
 TASKS: dict[str, TaskSpec] = {
     spec.name: spec
     for spec in (
-        _released("chemprot", "chemprot", (4169, 2427, 3469), _CHEMPROT, "micro_f1"),
-        _released("rct", "rct-20k", (180040, 30212, 30135), _RCT, "micro_f1"),
-        _released("acl_arc", "citation_intent", (1688, 114, 139), _ACL_ARC),
-        _released("scierc", "sciie", (3219, 455, 974), _SCIERC),
-        _released("hyperpartisan", "hyp", (515, 65, 65), ("false", "true")),
-        _released("agnews", "ag", (115000, 5000, 7600), ("Business", "Sci/Tech", "Sports", "World")),
-        _released("helpfulness", "amazon", (115251, 5000, 25000), ("helpful", "unhelpful")),
-        _released("imdb", "imdb", (20000, 5000, 25000), ("neg", "pos")),
-        _glue("cola", (8551, 1043, 1063), ("unacceptable", "acceptable"), ("sentence",), metric="matthews"),
-        _glue("sst2", (67349, 872, 1821), ("negative", "positive"), ("sentence",)),
-        _glue("mrpc", (3668, 408, 1725), ("not_equivalent", "equivalent"), _PAIR, **_F1),
-        _glue("qqp", (363846, 40430, 390965), ("not_duplicate", "duplicate"), _QUESTIONS, **_F1),
-        _glue("stsb", (5749, 1500, 1379), (), _PAIR, **_SCORE),
-        _mnli("mnli", "matched", (392702, 9815, 9796)),
-        _mnli("mnli_mm", "mismatched", (392702, 9832, 9847)),
-        _glue("qnli", (104743, 5463, 5463), _ENTAILMENT, ("question", "sentence")),
-        _glue("rte", (2490, 277, 3000), _ENTAILMENT, _PAIR),
+        _released_task("chemprot", "chemprot", (4169, 2427, 3469), _CHEMPROT, "micro_f1"),
+        _released_task("rct", "rct-20k", (180040, 30212, 30135), _RCT, "micro_f1"),
+        _released_task("acl_arc", "citation_intent", (1688, 114, 139), _ACL_ARC),
+        _released_task("scierc", "sciie", (3219, 455, 974), _SCIERC),
+        _released_task("hyperpartisan", "hyp", (515, 65, 65), ("false", "true")),
+        _released_task("agnews", "ag", (115000, 5000, 7600), ("Business", "Sci/Tech", "Sports", "World")),
+        _released_task("helpfulness", "amazon", (115251, 5000, 25000), ("helpful", "unhelpful")),
+        _released_task("imdb", "imdb", (20000, 5000, 25000), ("neg", "pos")),
+        _glue_task("cola", (8551, 1043, 1063), ("unacceptable", "acceptable"), ("sentence",), metric="matthews"),
+        _glue_task("sst2", (67349, 872, 1821), ("negative", "positive"), ("sentence",)),
+        _glue_task("mrpc", (3668, 408, 1725), ("not_equivalent", "equivalent"), _PAIR, **_F1),
+        _glue_task("qqp", (363846, 40430, 390965), ("not_duplicate", "duplicate"), _QUESTIONS, **_F1),
+        _glue_task("stsb", (5749, 1500, 1379), (), _PAIR, **_CORRELATION),
+        _mnli_task("mnli", "matched", (392702, 9815, 9796)),
+        _mnli_task("mnli_mm", "mismatched", (392702, 9832, 9847)),
+        _glue_task("qnli", (104743, 5463, 5463), _ENTAILMENT, ("question", "sentence")),
+        _glue_task("rte", (2490, 277, 3000), _ENTAILMENT, _PAIR),
         TaskSpec(name="squad", path="rajpurkar/squad", kind="question_answering", split_sizes=(87599, 10570, 0)),
         TaskSpec(name="squad_v2", path="rajpurkar/squad_v2", kind="question_answering", split_sizes=(130319, 11873, 0)),
         TaskSpec(name="race_middle", config_name="middle", split_sizes=(25421, 1436, 1436), **_RACE),
@@ -377,8 +379,8 @@ def released_length(name: str) -> int:
     Args:
         name: any name of the task, see `registered_task`.
     """
-    known = registered_task(name)
-    return LONG_TEXTS.get(known.name if known else name, 128)
+    spec = registered_task(name)
+    return LONG_TEXTS.get(spec.name if spec else name, 128)
 
 
 def registered_task(name: str, config_name: str | None = None) -> TaskSpec | None:

@@ -27,21 +27,21 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
         TaskError: the tags are no lists, there are less than two, integers have gaps, or span_f1 lacks IOB2 tags.
     """
     named = _class_names(spec, train)
-    (given,) = columns_of(spec, "train", train, "tags")
-    lists = [tags for tags in given if isinstance(tags, list)]
-    if not lists and (others := [tags for tags in given if tags is not None]):
+    (column,) = columns_of(spec, "train", train, "tags")
+    tag_lists = [tags for tags in column if isinstance(tags, list)]
+    if not tag_lists and (others := [tags for tags in column if tags is not None]):
         raise TaskError(
             f"Task {spec.name}: expected lists of tags, one tag per word; received {others[0]!r:.40}, of type "
             f"{type(others[0]).__name__}. " + SENTENCES
         )
-    found = {tag for tags in lists for tag in tags if not isinstance(tag, (list, dict))} - {None}
-    if len(named or found) < 2:
+    tag_set = {tag for tags in tag_lists for tag in tags if not isinstance(tag, (list, dict))} - {None}
+    if len(named or tag_set) < 2:
         raise TaskError(
-            f"Task {spec.name}: a tagging task needs at least two tags; the training split has {sorted(map(str, found))}. "
+            f"Task {spec.name}: a tagging task needs at least two tags; the training split has {sorted(map(str, tag_set))}. "
             "Choose another column with --columns tags=name; in a CoNLL file columns have numbers, in a CoNLL-U file also "
             "names such as upos."
         )
-    names = tuple(named) if named else _in_order(spec, found)
+    names = tuple(named) if named else _order_tags(spec, tag_set)
     others = [name for name in names if not is_iob2(name)]
     if others and "span_f1" in (spec.metric, *spec.further_metrics):
         raise TaskError(
@@ -51,21 +51,21 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     return names
 
 
-def _in_order(spec: TaskSpec, found: set[Any]) -> tuple[str, ...]:
+def _order_tags(spec: TaskSpec, tag_set: set[Any]) -> tuple[str, ...]:
     """Return the names of tags, which are numbers or texts in the data, in the order of their indices."""
-    if not all(isinstance(tag, int) for tag in found):
-        return spec.classes if found == set(spec.classes) else tuple(sorted(map(str, found)))
-    if sorted(found) != list(range(len(found))):
+    if not all(isinstance(tag, int) for tag in tag_set):
+        return spec.classes if tag_set == set(spec.classes) else tuple(sorted(map(str, tag_set)))
+    if sorted(tag_set) != list(range(len(tag_set))):
         raise TaskError(
-            f"Task {spec.name}: integer tags must be 0 .. n-1 without gaps in train; found {sorted(found)[:20]}."
+            f"Task {spec.name}: integer tags must be 0 .. n-1 without gaps in train; found {sorted(tag_set)[:20]}."
         )
-    return tuple(map(str, range(len(found))))
+    return tuple(map(str, range(len(tag_set))))
 
 
 def _class_names(spec: TaskSpec, rows: Dataset) -> list[str] | None:
     feature = rows.features.get(column_of(spec, "tags", rows))
-    inner = getattr(feature, "feature", None)
-    return inner.names if isinstance(inner, ClassLabel) else None
+    tag_feature = getattr(feature, "feature", None)
+    return tag_feature.names if isinstance(tag_feature, ClassLabel) else None
 
 
 def features(spec: TaskSpec, labelled: bool) -> Features:
@@ -88,10 +88,10 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     tags: list[Any] = [()] * len(rows)
     if labelled:
         (tags,) = columns_of(spec, split, rows, "tags")
-        if known := _class_names(spec, rows):
-            tags = [None if of is None else class_names(of, known) for of in tags]
-    index = {name: position for position, name in enumerate(names)}
-    for words, of in zip(sentences, tags, strict=True):
+        if tag_names := _class_names(spec, rows):
+            tags = [None if row_tags is None else class_names(row_tags, tag_names) for row_tags in tags]
+    name_to_index = {name: index for index, name in enumerate(names)}
+    for words, row_tags in zip(sentences, tags, strict=True):
         if not words:
             yield Bad("an empty sentence")
         elif not isinstance(words, list):
@@ -102,20 +102,20 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
             yield problem
         elif not labelled:
             yield (list(map(str, words)),)
-        elif of is not None and not isinstance(of, (list, tuple)):
-            yield Bad("tags that are no list", f"tags {of!r:.40}")
-        elif of is None or None in of:
+        elif row_tags is not None and not isinstance(row_tags, (list, tuple)):
+            yield Bad("tags that are no list", f"tags {row_tags!r:.40}")
+        elif row_tags is None or None in row_tags:
             yield Bad("a null tag")
-        elif problem := check_plain("tag", *of):
+        elif problem := check_plain("tag", *row_tags):
             yield problem
-        elif len(of) != len(words):
-            yield Bad("different numbers of tokens and tags", f"{len(words)} tokens, {len(of)} tags")
+        elif len(row_tags) != len(words):
+            yield Bad("different numbers of tokens and tags", f"{len(words)} tokens, {len(row_tags)} tags")
         else:
-            yield (list(map(str, words)), [index.get(str(tag), -1) for tag in of])
+            yield (list(map(str, words)), [name_to_index.get(str(tag), -1) for tag in row_tags])
 
 
 def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:
-    tags = [tag for of in rows["tags"][:] for tag in of]
+    tags = [tag for row_tags in rows["tags"][:] for tag in row_tags]
     counts = Counter(names[tag] for tag in tags if tag >= 0)
     unknown = len(tags) - counts.total()
     if unknown:

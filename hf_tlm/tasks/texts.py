@@ -13,21 +13,21 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value
 
-from hf_tlm.tasks.rows import DECODE, Bad, check_text, class_names, missing
+from hf_tlm.tasks.rows import DECODE, Bad, check_text, class_names, missing_columns_error
 from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
 
 # A list of names as a csv contains it.
-_LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
+_LIST_OF_NAMES = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
 # Dates and times as types of a table reader, and as text.
-_TIMES = (datetime.date, datetime.time, datetime.timedelta)
+_TIME_TYPES = (datetime.date, datetime.time, datetime.timedelta)
 _DATE = re.compile(r"\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?|[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)\s*")
-_COMMA = re.compile(r"\s*[+-]?[0-9.]*,[0-9]+\s*")
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9.]*,[0-9]+\s*")
 ADVICE = "Choose columns with --text_column, --label_column or --id_column."
 
 
-def with_columns_of(spec: TaskSpec, rows: Dataset) -> TaskSpec:
+def choose_text_columns(spec: TaskSpec, rows: Dataset) -> TaskSpec:
     """Return the spec with those of its possible text columns that the rows have; unchanged if they have none."""
     for columns in (spec.text_columns, *spec.other_text_columns):
         if all(column in rows.column_names for column in columns):
@@ -39,7 +39,7 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     """Return the class names in the order of their indices, from the training split; warn if labels look wrong."""
     names = checked_names(spec, train)
     if spec.kind != "regression":
-        _tell(spec, labels(spec, train))
+        _warn_about_labels(spec, labels(spec, train))
     return names
 
 
@@ -50,62 +50,62 @@ def checked_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
         TaskError: the column is missing, or the labels are not usable as classes.
     """
     if spec.label_column not in train.column_names:
-        raise missing(spec, "train", [spec.label_column], train, ADVICE)
+        raise missing_columns_error(spec, "train", [spec.label_column], train, ADVICE)
     if spec.kind == "regression":
         return ()
     feature = train.features[spec.label_column]
-    named = feature.names if isinstance(feature, ClassLabel) else None
-    found = named or labels(spec, train)
-    classes = {str(label) for label in found if label is not None}  # 1 and "1" are one class, 1 and true are two.
-    _check_classes(spec, found, classes)
-    if named:
-        return tuple(named)
-    values = set(found) - {None}
-    if values == set(spec.classes):
+    feature_names = feature.names if isinstance(feature, ClassLabel) else None
+    observed = feature_names or labels(spec, train)
+    classes = {str(label) for label in observed if label is not None}  # 1 and "1" are one class, 1 and true are two.
+    _check_classes(spec, observed, classes)
+    if feature_names:
+        return tuple(feature_names)
+    distinct = set(observed) - {None}
+    if distinct == set(spec.classes):
         return spec.classes
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in found if value is not None):
-        if spec.classes and sorted(values) != list(range(len(values))):
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in observed if value is not None):
+        if spec.classes and sorted(distinct) != list(range(len(distinct))):
             raise TaskError(
-                f"Task {spec.name}: integer labels must be 0 .. n-1 without gaps in train; found {sorted(values)[:20]}."
+                f"Task {spec.name}: integer labels must be 0 .. n-1 without gaps in train; found {sorted(distinct)[:20]}."
             )
-        return tuple(map(str, sorted(values)))
+        return tuple(map(str, sorted(distinct)))
     return tuple(sorted(classes))
 
 
-def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> None:
+def _check_classes(spec: TaskSpec, observed: Sequence[Any], classes: set[str]) -> None:
     """Raise a TaskError unless the labels are usable as classes: names or integers, at least two, exactly two for f1.
 
     Names that differ only in spaces are refused too.
 
     Args:
-        found: labels of the rows, or names of the `ClassLabel` feature.
+        observed: labels of the rows, or names of the `ClassLabel` feature.
         classes: their names as strings.
     """
-    if lists := [label for label in found if isinstance(label, (list, dict))]:
+    if nested := [label for label in observed if isinstance(label, (list, dict))]:
         raise TaskError(
-            f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class: "
-            f"{len(lists):,} of {len(found):,}, such as {lists[0]!r:.60}. Several classes per text (multi-label) are "
+            f"Task {spec.name}: a label in {spec.label_column!r} is a {type(nested[0]).__name__}, not a class: "
+            f"{len(nested):,} of {len(observed):,}, such as {nested[0]!r:.60}. Several classes per text (multi-label) are "
             "not supported. For one tag per word pass --task_kind tagging; for classes choose another --label_column."
         )
-    if coded := [label for label in found if isinstance(label, bytes)]:
+    if encoded := [label for label in observed if isinstance(label, bytes)]:
         raise TaskError(
-            f"Task {spec.name}: a label in {spec.label_column!r} is bytes, such as {coded[0]!r:.50}, not a class. {DECODE}"
+            f"Task {spec.name}: a label in {spec.label_column!r} is bytes, such as {encoded[0]!r:.50}, not a class. {DECODE}"
         )
-    if numbers := [label for label in found if isinstance(label, float)]:
-        shown = min(numbers, key=lambda number: (number.is_integer(), number))
+    if floats := [label for label in observed if isinstance(label, float)]:
+        example = min(floats, key=lambda value: (value.is_integer(), value))
         raise TaskError(
-            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {shown}, not classes. "
+            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {example}, not classes. "
             "Choose a column of class names or indices with --label_column, or learn the numbers with --task_kind "
             "regression (`hf-tlm finetune`)."
         )
-    seen: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for name in sorted(classes):
-        if (other := seen.setdefault(name.strip(), name)) != name:
+        if (other := spellings.setdefault(name.strip(), name)) != name:
             raise TaskError(
                 f"Task {spec.name}: the classes {other!r} and {name!r} differ only in spaces. Give them the same name."
             )
     if len(classes) < 2:
-        unlabelled = "" if None not in found else "; null, blank and -1 count as no label (if -1 is a class, use names)"
+        unlabelled = "" if None not in observed else "; null, blank and -1 count as no label (if -1 is a class, use names)"
         raise TaskError(
             f"Task {spec.name}: a classification task needs at least two classes; the training column "
             f"{spec.label_column!r} has {sorted(classes)}{unlabelled}."
@@ -116,22 +116,22 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
         )
 
 
-def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
+def _warn_about_labels(spec: TaskSpec, train_labels: Sequence[Any]) -> None:
     """Warn about labels that look like lists or dates, differ only in case, or have only one or two texts.
 
     Args:
-        found: the label of each row of the training split.
+        train_labels: the label of each row of the training split.
     """
-    counts = Counter(label for label in found if label is not None)
-    if listed := sorted(label for label in counts if isinstance(label, str) and _LIST.fullmatch(label)):
+    counts = Counter(label for label in train_labels if label is not None)
+    if list_like := sorted(label for label in counts if isinstance(label, str) and _LIST_OF_NAMES.fullmatch(label)):
         logger.warning(
             "Task %s: the labels in %r look like lists, such as %.60s. Several classes per text (multi-label) are not "
             "supported: each list is treated as a separate class.",
             spec.name,
             spec.label_column,
-            listed[0],
+            list_like[0],
         )
-    if dates := [label for label in counts if isinstance(label, _TIMES) or _DATE.fullmatch(str(label))]:
+    if dates := [label for label in counts if isinstance(label, _TIME_TYPES) or _DATE.fullmatch(str(label))]:
         logger.warning(
             "Task %s: %s of %s labels in %r are dates or times, such as %s: each is treated as a separate class. If "
             "they are not classes, choose another --label_column. Spreadsheets convert names such as 1-2 and MAR1 to dates, "
@@ -141,11 +141,11 @@ def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
     spellings: dict[str, list[str]] = {}
     for name in sorted(set(map(str, counts))):
         spellings.setdefault(name.strip().casefold(), []).append(name)
-    if alike := [" and ".join(map(repr, names)) for names in spellings.values() if len(names) > 1]:
+    if case_variants := [" and ".join(map(repr, names)) for names in spellings.values() if len(names) > 1]:
         logger.warning(
             "Task %s: classes that differ only in case are treated as different classes: %s.",
             spec.name,
-            "; ".join(alike[:5]),
+            "; ".join(case_variants[:5]),
         )
     rare = sum(count <= 2 for count in counts.values())
     if 2 * rare > len(counts) > 2:
@@ -198,25 +198,29 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     """Yield the texts of each row, and its label if `labelled`; or a `Bad` that says what is wrong with the row."""
     needed = [*spec.text_columns, *([spec.label_column] if labelled else [])]
     if absent := [column for column in needed if column not in rows.column_names]:
-        raise missing(spec, split, absent, rows, ADVICE)
-    index = {name: position for position, name in enumerate(names)}
-    answers: Iterable[tuple | Bad] = [()] * len(rows)
+        raise missing_columns_error(spec, split, absent, rows, ADVICE)
+    name_to_index = {name: index for index, name in enumerate(names)}
+    targets: Iterable[tuple | Bad] = [()] * len(rows)
     if labelled and spec.kind == "regression":
-        answers = map(_number, rows[spec.label_column][:])
+        targets = map(_parse_number, rows[spec.label_column][:])
     elif labelled:
-        answers = (_class(label, index) for label in labels(spec, rows))
-    for label, *texts in zip(answers, *(rows[column][:] for column in spec.text_columns), strict=True):
+        targets = (_parse_class(label, name_to_index) for label in labels(spec, rows))
+    for label, *texts in zip(targets, *(rows[column][:] for column in spec.text_columns), strict=True):
         problem = check_text("text", *texts)
         yield problem or (label if isinstance(label, Bad) else (*map(str, texts), *label))
 
 
-def _class(label: Any, index: dict[str, int]) -> tuple[int] | Bad:
+def _parse_class(label: Any, name_to_index: dict[str, int]) -> tuple[int] | Bad:
     if label is None:
         return Bad("no label", "null, blank or -1")
-    return (index[str(label)],) if str(label) in index else Bad("a label that train lacks", f"label {str(label)!r:.40}")
+    return (
+        (name_to_index[str(label)],)
+        if str(label) in name_to_index
+        else Bad("a label that train lacks", f"label {str(label)!r:.40}")
+    )
 
 
-def _number(label: Any) -> tuple[float] | Bad:
+def _parse_number(label: Any) -> tuple[float] | Bad:
     if label is None:
         return Bad("no label")
     try:
@@ -225,8 +229,8 @@ def _number(label: Any) -> tuple[float] | Bad:
         number = math.nan
     if math.isfinite(number):
         return (number,)
-    comma = "; use a decimal point" if isinstance(label, str) and _COMMA.fullmatch(label) else ""
-    return Bad("a label that is no number", f"label {label!r:.40}{comma}")
+    comma_advice = "; use a decimal point" if isinstance(label, str) and _DECIMAL_COMMA.fullmatch(label) else ""
+    return Bad("a label that is no number", f"label {label!r:.40}{comma_advice}")
 
 
 def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:

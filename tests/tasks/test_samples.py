@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from hf_tlm.runs import linear_model
 from hf_tlm.tasks import TaskArguments, TaskError, load_task
-from hf_tlm.tasks.sampling import content_place, sample, strata
+from hf_tlm.tasks.sampling import content_hash, sample, strata
 from tests.support.kind_toys import rows_of
 
 COUNTS = {"common": 700, "some": 250, "rare": 47, "single": 3}
@@ -56,11 +56,11 @@ def test_sample_follows_its_definition():
     groups, contents = np.array([0, 1, 0, 0, 1, 0]), list("abcdef")
     turns = {}
     for group in (0, 1):
-        members = sorted(np.flatnonzero(groups == group), key=lambda i: content_place(contents[i]))
+        members = sorted(np.flatnonzero(groups == group), key=lambda i: content_hash(contents[i]))
         turns |= {int(i): 0 if rank == 0 else (rank + 0.5) / len(members) for rank, i in enumerate(members)}
     for size in range(2, 7):
-        expected = sorted(sorted(turns, key=lambda i: (turns[i], content_place(contents[i])))[:size])
-        assert sample(groups, np.array([content_place(content) for content in contents]), size).tolist() == expected
+        expected = sorted(sorted(turns, key=lambda i: (turns[i], content_hash(contents[i])))[:size])
+        assert sample(groups, np.array([content_hash(content) for content in contents]), size).tolist() == expected
 
 
 def test_sample_as_large_as_the_split_changes_nothing():
@@ -132,7 +132,7 @@ def test_every_kind_of_task_is_sampled():
 
 def test_regression_sample_is_spread_over_the_labels():
     rows = Dataset.from_list([{"text": f"text {i}", "label": float(i**2)} for i in range(100)])
-    drawn = sample(strata(rows, "regression"), np.array([content_place(text) for text in rows["text"]]), 20)
+    drawn = sample(strata(rows, "regression"), np.array([content_hash(text) for text in rows["text"]]), 20)
     assert Counter(drawn // 10) == dict.fromkeys(range(10), 2)
 
 

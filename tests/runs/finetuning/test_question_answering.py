@@ -13,7 +13,7 @@ from hf_tlm.data import TokenizerError
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs.finetuning import question_answering as qa
 from hf_tlm.runs.finetuning.question_answering import NOTHING
-from hf_tlm.tasks.rows import stored
+from hf_tlm.tasks.rows import store_in_cache
 from support.kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
 
 QUESTION = "which protein blocks the receptor ?"
@@ -95,10 +95,10 @@ def test_windows_are_cached(tokenizers, tmp_path, monkeypatch, caplog):
     """A cache with more windows than rows was considered damaged, so every run created it again and warned."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     tokenizer, args = tokenizers["bert"], arguments(max_length=32)
-    features = qa.encode(stored(Dataset.from_list(ROWS)), tokenizer, args)
+    features = qa.encode(store_in_cache(Dataset.from_list(ROWS)), tokenizer, args)
     assert len(features) > len(ROWS) and not caplog.messages
     monkeypatch.setattr(qa, "token_spans", lambda *_: pytest.fail("the windows are in the cache"))
-    assert qa.encode(stored(Dataset.from_list(ROWS)), tokenizer, args)[:] == features[:]
+    assert qa.encode(store_in_cache(Dataset.from_list(ROWS)), tokenizer, args)[:] == features[:]
 
 
 def test_short_input_equals_that_of_the_tokenizer(tokenizers):
