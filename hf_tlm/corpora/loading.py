@@ -23,12 +23,12 @@ from hf_tlm.corpora.tables import (
     COMPRESSIONS,
     check_columns,
     check_encoding,
-    field_of,
+    extract_field,
     find_separator,
     open_parquet,
+    read_errors_as,
     row_batches,
     suffix_of,
-    told_as,
 )
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, may_be_repo
@@ -38,9 +38,9 @@ from hf_tlm.utils.run_files import MANIFEST_FILE, SETTINGS_FILE
 from hf_tlm.utils.shown import instead, named_columns
 from hf_tlm.utils.texts import SAMPLE_BY
 
-_SAMPLE = 1 << 16
+_SAMPLE_BYTES = 1 << 16
 # File -> test of its JSON object, by which a directory that this package wrote is recognised.
-_OUTPUTS = {
+_OUTPUT_CHECKS = {
     MANIFEST_FILE: lambda content: content.get("format") == "hf_tlm.subset",
     "index.json": lambda content: content.get("format") == "hf_tlm.index",
     SETTINGS_FILE: lambda content: {"arguments", "model"} <= set(content),
@@ -48,7 +48,8 @@ _OUTPUTS = {
 }
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".md": "text"}
-SMALL = 10 << 20  # Maximum size in bytes of a text file that is read without `datasets`, which would read it at once too.
+# Maximum size in bytes of a text file that is read without `datasets`, which would read it at once too.
+SMALL_FILE_BYTES = 10 << 20
 
 Columns = tuple[str, str | None, str]  # Names of the columns of texts, ids and sources.
 Batch = dict[str, Any]  # A batch's columns, as lists or Arrow arrays.
@@ -100,46 +101,46 @@ def load_corpus(
     columns = (text_column, id_column, source_column)
     if isinstance(corpus, Dataset):
         _check_text_files(sample_by, [], "a Dataset")
-        return _of_rows(without_format(corpus), columns, max_words)
-    name, patterns = _patterns(corpus)
-    files, without = _find(patterns)
+        return _create_from_rows(without_format(corpus), columns, max_words)
+    name, patterns = _split_patterns(corpus)
+    files, unmatched = _find_files(patterns)
     if files:
-        if without:
+        if unmatched:
             raise CorpusError(
-                f"corpus: no file matches {', '.join(without)}, but other paths match files. Correct or remove it."
+                f"corpus: no file matches {', '.join(unmatched)}, but other paths match files. Correct or remove it."
             )
-        hub = {"revision": revision, "config_name": config_name, "split": None if split == "train" else split}
-        if given := [option for option, value in hub.items() if value is not None]:
+        hub_options = {"revision": revision, "config_name": config_name, "split": None if split == "train" else split}
+        if hub_only := [option for option, value in hub_options.items() if value is not None]:
             raise CorpusError(
-                f"{', '.join(given)} of the corpus: only for a dataset on the Hub; {name} is local. Remove "
-                f"{', '.join(given)}."
+                f"{', '.join(hub_only)} of the corpus: only for a dataset on the Hub; {name} is local. Remove "
+                f"{', '.join(hub_only)}."
             )
         _check_text_files(sample_by, files, name)
-        return _of_files(files, ",".join(map(_short_name, patterns)), columns, max_words, sample_by, skip_bad_files)
+        return _create_from_files(files, ",".join(map(_short_name, patterns)), columns, max_words, sample_by, skip_bad_files)
     path = name.partition("@")[0]
     if len(patterns) != 1 or not may_be_repo(path) or glob.has_magic(path) or builder_of(Path(path)):
-        listed = not isinstance(corpus, str) and len(patterns) > 1
-        texts = " If the list contains texts, use load_corpus(Dataset.from_dict({'text': texts}))." if listed else ""
+        is_list = not isinstance(corpus, str) and len(patterns) > 1
+        hint = " If the list contains texts, use load_corpus(Dataset.from_dict({'text': texts}))." if is_list else ""
         raise CorpusError(
             f"No corpus {name!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: "
-            f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}.{texts}"
+            f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}.{hint}"
         )
     _check_text_files(sample_by, [], name)
-    return _hub_corpus(name, revision, config_name, split, streaming, columns, max_words)
+    return _create_from_hub(name, revision, config_name, split, streaming, columns, max_words)
 
 
-def _patterns(corpus: Any) -> tuple[str, list[str]]:
+def _split_patterns(corpus: Any) -> tuple[str, list[str]]:
     """Return the name of all files, or of a Hub dataset, and the list of the separate patterns.
 
     Raises:
         CorpusError: the argument is neither a string, a path, nor a sequence of these.
     """
     if isinstance(corpus, str):
-        return corpus, [part for part in corpus.split(",") if part]
+        return corpus, [pattern for pattern in corpus.split(",") if pattern]
     paths = [corpus] if isinstance(corpus, os.PathLike) else corpus
     if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
-        made = instead(corpus, "load_corpus", splits='dataset["train"]')
-        raise CorpusError(f"corpus: expected files, a Hub id or a datasets.Dataset; {made}")
+        hint = instead(corpus, "load_corpus", splits='dataset["train"]')
+        raise CorpusError(f"corpus: expected files, a Hub id or a datasets.Dataset; {hint}")
     patterns = [*map(os.fspath, paths)]
     return ",".join(patterns), patterns
 
@@ -150,50 +151,56 @@ def _check_text_files(sample_by: str, files: Sequence[Path], corpus: Any) -> Non
         raise CorpusError(f"sample_by {sample_by}: only for .txt and .md files; {corpus} has none. Remove the option.")
 
 
-def _of_rows(rows: Dataset, columns: Columns, max_words: int | None) -> Corpus:
+def _create_from_rows(rows: Dataset, columns: Columns, max_words: int | None) -> Corpus:
     """Create the corpus of a dataset in memory; its fingerprint is a hash of the columns' contents."""
-    digest = _digest({"columns": columns, "max_words": max_words})
-    read = [name if name in rows.column_names else name.partition(".")[0] for name in columns if name is not None]
+    digest = _start_digest({"columns": columns, "max_words": max_words})
+    source_columns = [name if name in rows.column_names else name.partition(".")[0] for name in columns if name is not None]
     for batch in rows.iter(1000):
-        for name in read:
+        for name in source_columns:
             if name in rows.column_names:
                 digest.update(repr(batch[name]).encode())
-    return _one_part("in-memory", digest.hexdigest()[:16], rows, "row", "in-memory", columns, max_words)
+    return _create_single_part("in-memory", digest.hexdigest()[:16], rows, "row", "in-memory", columns, max_words)
 
 
-def _of_files(
+def _create_from_files(
     files: Sequence[Path], name: str, columns: Columns, max_words: int | None, sample_by: str, skip_bad_files: bool
 ) -> Corpus:
     """Create the corpus of some files, with one part for each."""
     settings = {"columns": columns, "max_words": max_words} | ({} if sample_by == "line" else {"sample_by": sample_by})
-    whole, parts = _digest(settings), []
+    corpus_digest, parts = _start_digest(settings), []
     root = Path(os.path.commonpath([file.parent for file in files]))
     for file in files:
-        place, size = file.relative_to(root).as_posix(), file.stat().st_size
-        content = f"{place}\0{size}\0".encode() + _ends(file)
-        whole.update(content)
-        own = _digest(settings)
-        own.update(content)
-        documents = partial(read_file, file, place, columns, sample_by)
-        parts.append(Part(place, own.hexdigest()[:16], documents, size, max_words, id_column=columns[1]))
-    return Corpus(name, whole.hexdigest()[:16], max_words=max_words, parts=tuple(parts), skip_bad_files=skip_bad_files)
+        relative_path, size = file.relative_to(root).as_posix(), file.stat().st_size
+        content = f"{relative_path}\0{size}\0".encode() + _read_ends(file)
+        corpus_digest.update(content)
+        part_digest = _start_digest(settings)
+        part_digest.update(content)
+        documents = partial(read_file, file, relative_path, columns, sample_by)
+        parts.append(Part(relative_path, part_digest.hexdigest()[:16], documents, size, max_words, id_column=columns[1]))
+    return Corpus(
+        name, corpus_digest.hexdigest()[:16], max_words=max_words, parts=tuple(parts), skip_bad_files=skip_bad_files
+    )
 
 
-def _one_part(name, fingerprint, rows, prefix: str, source: str, columns: Columns, max_words: int | None) -> Corpus:
+def _create_single_part(
+    name, fingerprint, rows, prefix: str, source: str, columns: Columns, max_words: int | None
+) -> Corpus:
     """Create a corpus that does not consist of files; ids begin with `prefix`."""
     documents = partial(read_rows, rows, prefix, source, columns)
     part = Part(name, fingerprint, documents, None, max_words, columns[1])
     return Corpus(name, fingerprint, max_words=max_words, parts=(part,))
 
 
-def _hub_corpus(name, revision, config_name, split, streaming, columns: Columns, max_words: int | None) -> Corpus:
+def _create_from_hub(name, revision, config_name, split, streaming, columns: Columns, max_words: int | None) -> Corpus:
     """Create the corpus of a Hub dataset, at the commit that the revision names now."""
     from huggingface_hub import HfApi
 
-    path, _, at = name.partition("@")
-    if at and revision and at != revision:
-        raise CorpusError(f"{name} names the revision {at}, but the option names {revision}. Pass only one of them.")
-    revision = at or revision
+    path, _, named_revision = name.partition("@")
+    if named_revision and revision and named_revision != revision:
+        raise CorpusError(
+            f"{name} names the revision {named_revision}, but the option names {revision}. Pass only one of them."
+        )
+    revision = named_revision or revision
     try:
         with explaining(Repo(path, revision, "dataset")):
             sha = HfApi().dataset_info(path, revision=revision).sha
@@ -203,22 +210,24 @@ def _hub_corpus(name, revision, config_name, split, streaming, columns: Columns,
             f"Cannot load the corpus {path!r} from the Hub: {error}\nThere is no local file or folder of this name either."
         ) from error
     settings = {"columns": columns, "max_words": max_words, "hub": [path, sha, config_name, split]}
-    return _one_part(f"{path}@{sha}", _digest(settings).hexdigest()[:16], rows, split, path, columns, max_words)
+    return _create_single_part(
+        f"{path}@{sha}", _start_digest(settings).hexdigest()[:16], rows, split, path, columns, max_words
+    )
 
 
-def _digest(settings: dict[str, Any]):
+def _start_digest(settings: dict[str, Any]):
     """Start the hash of a fingerprint with the settings."""
     return hashlib.sha256(json.dumps(settings).encode())
 
 
-def _in_folder(root: Path) -> set[Path]:
+def _list_readable(root: Path) -> set[Path]:
     """Return the readable files below a directory.
 
     .md files are returned only if there is no data, because they mostly describe data. READMEs alone are not returned if
     there are files of unknown types.
     """
-    there = {path for path in root.rglob("*") if path.is_file() or path.is_symlink()}
-    readable = {path for path in there if builder_of(path)}
+    all_paths = {path for path in root.rglob("*") if path.is_file() or path.is_symlink()}
+    readable = {path for path in all_paths if builder_of(path)}
     pages = {path for path in readable if suffix_of(path) == ".md"}
     articles = {path for path in pages if not path.stem.upper().startswith("README")}
     if data := readable - pages:
@@ -229,7 +238,7 @@ def _in_folder(root: Path) -> set[Path]:
                 *(len(articles), root),
             )
         return data
-    unknown = [path for path in there - pages if not any(name.startswith(".") for name in path.relative_to(root).parts)]
+    unknown = [path for path in all_paths - pages if not any(name.startswith(".") for name in path.relative_to(root).parts)]
     return pages if articles or not unknown else set()
 
 
@@ -243,7 +252,7 @@ def _short_name(pattern: str) -> str:
     return "/".join(Path(os.path.relpath(path, here) if inside else path).parts[-2:])
 
 
-def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
+def _find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Find the files of paths, directories and globs.
 
     Directories below them that this package wrote are left out, or a command called again would read its own output.
@@ -254,35 +263,35 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     Raises:
         CorpusError: a link is broken, a file type is unknown, or a pattern matches only files that are left out.
     """
-    found: set[Path] = set()
-    without = []
+    all_inputs: set[Path] = set()
+    unmatched = []
     is_output = functools.cache(_is_output)
-    for asked in patterns:
-        root, matches = _matches(os.path.expanduser(asked))
-        if lost := sorted(path for path in matches if path.is_symlink() and not path.exists()):
+    for pattern in patterns:
+        root, matches = _match_pattern(os.path.expanduser(pattern))
+        if broken := sorted(path for path in matches if path.is_symlink() and not path.exists()):
             raise CorpusError(
-                f"{lost[0]} is a link to {os.readlink(lost[0])}, which does not exist. Repair or remove the link."
+                f"{broken[0]} is a link to {os.readlink(broken[0])}, which does not exist. Repair or remove the link."
             )
         files = {path for path in matches if path.is_file()}
-        inputs = {path for path in files if not any(is_output(each) for each in path.parents if root in each.parents)}
-        if left_out := len(files) - len(inputs):
+        inputs = {path for path in files if not any(is_output(parent) for parent in path.parents if root in parent.parents)}
+        if num_excluded := len(files) - len(inputs):
             where = "hidden folders or folders that hf_tlm wrote (subsets, indexes, runs, models)"
-            what = f"{left_out:,} files of {asked}, in {where}"
+            excluded = f"{num_excluded:,} files of {pattern}, in {where}"
             if not inputs:
                 raise CorpusError(
-                    f"No corpus: all matching files are left out: {what}. Choose other files, or name these directly."
+                    f"No corpus: all matching files are left out: {excluded}. Choose other files, or name these directly."
                 )
-            logger.warning("Left out of the corpus: %s.", what)
-        found |= inputs
-        without += [] if files else [asked]
-    return sorted(found), without
+            logger.warning("Left out of the corpus: %s.", excluded)
+        all_inputs |= inputs
+        unmatched += [] if files else [pattern]
+    return sorted(all_inputs), unmatched
 
 
-def _matches(pattern: str) -> tuple[Path, set[Path]]:
+def _match_pattern(pattern: str) -> tuple[Path, set[Path]]:
     """Return the directory in which a path, directory or glob is searched, and the paths that it matches."""
     root = Path(os.path.abspath(pattern))
     if os.path.isdir(pattern):
-        return root, _in_folder(root)
+        return root, _list_readable(root)
     names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
     matches = {Path(os.path.abspath(name)) for name in names}
     if unknown := sorted(path for path in matches if path.is_file() and not builder_of(path)):
@@ -298,15 +307,15 @@ def _is_output(folder: Path) -> bool:
     """Return whether a directory is hidden (as one being written is), or a subset, an index, a run or a model."""
     if folder.name.startswith("."):
         return True
-    for name, is_ours in _OUTPUTS.items():
+    for name, recognises in _OUTPUT_CHECKS.items():
         with suppress(OSError, ValueError, RecursionError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
-            if isinstance(content, dict) and is_ours(content):
+            if isinstance(content, dict) and recognises(content):
                 return True
     return False
 
 
-def _ends(path: Path) -> bytes:
+def _read_ends(path: Path) -> bytes:
     """Return the first and last 64 KiB of a file.
 
     Together with name and size they distinguish files without reading a terabyte. A change in between that keeps the size is
@@ -314,9 +323,9 @@ def _ends(path: Path) -> bytes:
     """
     try:
         with open(path, "rb") as file:
-            head = file.read(_SAMPLE)
-            file.seek(max(0, path.stat().st_size - _SAMPLE))
-            return head + file.read(_SAMPLE)
+            head = file.read(_SAMPLE_BYTES)
+            file.seek(max(0, path.stat().st_size - _SAMPLE_BYTES))
+            return head + file.read(_SAMPLE_BYTES)
     except OSError:  # The error is reported when the file is read.
         return b""
 
@@ -335,7 +344,7 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
     Raises:
         CorpusError: see `read_batches`.
     """
-    with told_as(CorpusError, path):
+    with read_errors_as(CorpusError, path):
         if path.stat().st_size == 0:  # A shard without rows: the readers would fail because it has no schema.
             return
         builder = builder_of(path)
@@ -343,9 +352,9 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
         if path.suffix.lower() != ".parquet":
             check_encoding(path)
         if path.suffix.lower() == ".parquet":
-            batches = _parquet(path, columns)
-        elif builder == "text" and path.stat().st_size <= SMALL and path.suffix.lower() not in COMPRESSIONS:
-            batches = _small_text(path, sample_by)
+            batches = _read_parquet(path, columns)
+        elif builder == "text" and path.stat().st_size <= SMALL_FILE_BYTES and path.suffix.lower() not in COMPRESSIONS:
+            batches = _read_small_text(path, sample_by)
         else:
             separator = find_separator(path) if builder == "csv" else ","
             batches = row_batches(path, builder, BATCH, separator, sample_by)
@@ -354,10 +363,10 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
 
 def read_rows(rows: Dataset | IterableDataset, name: str, source: str, columns: Columns) -> Iterator[pa.RecordBatch]:
     """Yield the documents of a dataset; see `read_batches`."""
-    return read_batches(_checked(rows), name, source, columns)
+    return read_batches(_check_batches(rows), name, source, columns)
 
 
-def _checked(rows: Dataset | IterableDataset) -> Iterator[Batch]:
+def _check_batches(rows: Dataset | IterableDataset) -> Iterator[Batch]:
     """Yield the batches of a dataset after `check_columns`."""
     for batch in rows.iter(BATCH):
         check_columns(batch, rows.info.builder_name)
@@ -377,53 +386,53 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
     text_column, id_column, source_column = columns
     position = 0
     while True:
-        with told_as(CorpusError, f"{name} after row {position}"):
+        with read_errors_as(CorpusError, f"{name} after row {position}"):
             batch = next(batches, None)
             if batch is None:
                 return
-            names, batch = named_columns(batch), _with_fields(batch, columns)
+            names, batch = named_columns(batch), _add_field_columns(batch, columns)
             for column in (text_column, id_column):
                 if column is not None and column not in batch:
                     option = "--corpus_text_column" if column == text_column else "--corpus_id_column"
                     raise CorpusError(f"{name}: no column {column!r}; the columns are {names}. Choose another {option}.")
-            texts = _texts(batch[text_column], name, position, text_column)
+            texts = _convert_texts(batch[text_column], name, position, text_column)
             if id_column is None:
                 rows = pa.array(range(position, position + len(texts))).cast(pa.string())
                 ids = pc.binary_join_element_wise(name, rows, ":")
             else:
-                ids = _strings(batch[id_column])
+                ids = _to_strings(batch[id_column])
             origins = pa.nulls(len(texts), pa.string())
             if batch.get(source_column) is not None:
-                origins = _strings(batch[source_column])
+                origins = _to_strings(batch[source_column])
             documents = pa.RecordBatch.from_arrays([ids, texts, pc.fill_null(origins, source)], schema=SCHEMA)
         yield documents
         position += len(texts)
 
 
-def _with_fields(batch: Batch, columns: Columns) -> Batch:
+def _add_field_columns(batch: Batch, columns: Columns) -> Batch:
     """Add a column for each dotted column name, with that field of the objects: `page.text` from the column `page`."""
     fields: Batch = {}
     for name in filter(None, columns):
         column, *keys = name.split(".")
         if name not in batch and keys and batch.get(column) is not None:
-            cells = field_of(_python(batch[column]), keys)
+            cells = extract_field(_to_list(batch[column]), keys)
             fields |= {} if cells is None else {name: cells}
     return batch | fields
 
 
-def _parquet(path: Path, columns: Columns) -> Iterator[Batch]:
+def _read_parquet(path: Path, columns: Columns) -> Iterator[Batch]:
     """Yield the batches of a parquet file; columns that are not needed are None.
 
     `datasets` is not used, because it converts every row to Python objects.
     """
     file = open_parquet(path)
     names = file.schema_arrow.names
-    asked = {name if name in names else name.split(".")[0] for name in columns if name is not None}
-    batches = file.iter_batches(BATCH, columns=[name for name in names if name in asked] or names)
+    needed = {name if name in names else name.split(".")[0] for name in columns if name is not None}
+    batches = file.iter_batches(BATCH, columns=[name for name in names if name in needed] or names)
     return (dict.fromkeys(names) | dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches)
 
 
-def _small_text(path: Path, sample_by: str) -> Iterator[Batch]:
+def _read_small_text(path: Path, sample_by: str) -> Iterator[Batch]:
     """Yield what `datasets` would read from a small text file, without its overhead of opening a file.
 
     A corpus may have thousands of pages.
@@ -433,15 +442,15 @@ def _small_text(path: Path, sample_by: str) -> Iterator[Batch]:
     if sample_by == "line":
         rows = text.removesuffix("\n").split("\n")
     else:
-        rows = [part for part in text.split("\n\n") if part] if sample_by == "paragraph" else [text]
+        rows = [paragraph for paragraph in text.split("\n\n") if paragraph] if sample_by == "paragraph" else [text]
     for start in range(0, len(rows), BATCH):
         yield {"text": rows[start : start + BATCH]}
 
 
-def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa.Array:
+def _convert_texts(values: list | pa.Array, name: str, position: int, column: str) -> pa.Array:
     """Return the texts of a column as strings, or raise a CorpusError for a value that is neither a text nor a number."""
-    if not _holds_strings(values):
-        for row, value in enumerate(_python(values), position):
+    if not _is_string_array(values):
+        for row, value in enumerate(_to_list(values), position):
             if value is not None and not isinstance(value, (str, int, float)):
                 todo = "Choose another column."
                 if isinstance(value, dict) and value:
@@ -450,27 +459,27 @@ def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa
                     f"{name}, row {row} (counted from 0): the column {column!r} should contain texts; received a "
                     f"{type(value).__name__}. {todo}"
                 )
-    return _strings(values)
+    return _to_strings(values)
 
 
-def _strings(values: list | pa.Array) -> pa.Array:
+def _to_strings(values: list | pa.Array) -> pa.Array:
     """Convert a column to strings; numbers are formatted by `str`."""
-    if not _holds_strings(values):
-        return pa.array([None if value is None else str(value) for value in _python(values)], pa.string())
+    if not _is_string_array(values):
+        return pa.array([None if value is None else str(value) for value in _to_list(values)], pa.string())
     strings = values.cast(pa.string())
     strings.validate(full=True)  # The parquet reader does not check the encoding.
     return strings
 
 
-def _holds_strings(values: list | pa.Array) -> TypeGuard[pa.Array]:
+def _is_string_array(values: list | pa.Array) -> TypeGuard[pa.Array]:
     """Return whether a column is an Arrow array of strings, possibly dictionary-encoded."""
     if isinstance(values, list):
         return False
-    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    value_type = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    return pa.types.is_string(value_type) or pa.types.is_large_string(value_type) or pa.types.is_string_view(value_type)
 
 
-def _python(values: list | pa.Array) -> list:
+def _to_list(values: list | pa.Array) -> list:
     """Convert a column to a list of Python objects."""
     return values if isinstance(values, list) else values.to_pylist()
 

@@ -32,7 +32,7 @@ from hf_tlm.utils.arrow_files import cached_rows
 from hf_tlm.utils.problems import cache_problem
 
 logger = logging.getLogger(__name__)
-DEPTH = 1000
+MAX_DEPTH = 1000
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[{}\]]")
 # Only an empty field is null: by default pandas would also read the words "null", "None" and "NA" as null.
@@ -43,17 +43,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
 COMPRESSIONS = (".gz", ".zst")
 SEPARATORS = (",", ";", "\t", "|")
 # A first line of a CSV file that is not its header but declares the separator to Excel.
-_DECLARED = re.compile(r'sep=([^\w\s"]|\t)\s*')
+_SEPARATOR_LINE = re.compile(r'sep=([^\w\s"]|\t)\s*')
 # Byte order marks. UTF-32 is tested first, because its little-endian mark starts with that of UTF-16.
-_MARKS = {"UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)}
-_BLOCK = 10 << 20  # Bytes of JSON that are read at once, and of a CSV file that are searched for misplaced quotes.
+_BYTE_ORDER_MARKS = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+_BLOCK_BYTES = 10 << 20  # Bytes of JSON that are read at once, and of a CSV file that are searched for misplaced quotes.
 _write_zstd = compr.get("zstd")
 # Headers warned about: shards share one header, and are read more than once.
-_told: set[tuple[str, ...]] = set()
-_told_of_quotes: set[str] = set()
+_warned_headers: set[tuple[str, ...]] = set()
+_warned_files: set[str] = set()
 
 
-def field_of(cells: Iterable[Any], keys: Iterable[str]) -> list | None:
+def extract_field(cells: Iterable[Any], keys: Iterable[str]) -> list | None:
     """Return the values of a field of a column's objects.
 
     Args:
@@ -72,23 +75,23 @@ def field_of(cells: Iterable[Any], keys: Iterable[str]) -> list | None:
     return cells
 
 
-def uncompressed(path: Path) -> Path:
+def strip_compression(path: Path) -> Path:
     """Return a path without the suffix of a compression, if it has one."""
     return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
 
 
 def suffix_of(path: Path) -> str:
     """Return the lower-case suffix of a file name, without that of a compression."""
-    return uncompressed(path).suffix.lower()
+    return strip_compression(path).suffix.lower()
 
 
-def opened(path: Path, mode: str = "rb", **options: Any) -> Any:
+def open_decompressed(path: Path, mode: str = "rb", **options: Any) -> Any:
     """Open a file for reading, and decompress it if its name has such a suffix.
 
     Text is read as UTF-8, with or without a byte order mark.
     """
     options |= {"encoding": "utf-8-sig"} if "t" in mode else {}
-    if uncompressed(path) == path:
+    if strip_compression(path) == path:
         return open(path, mode, **options)
     return fsspec.open(str(path), mode, compression="infer", **options)
 
@@ -97,23 +100,23 @@ def check_encoding(path: Path) -> None:
     """Raise a ValueError for a file in UTF-16 or UTF-32, which readers would accept as UTF-8 with odd characters."""
     head = b""
     with suppress(OSError, EOFError, zlib.error):  # The reader reports these errors, and where they are.
-        with opened(path) as file:
+        with open_decompressed(path) as file:
             head = file.read(1 << 10)
-    if (found := _wide_encoding(head)) is not None:
+    if (encoding := _detect_wide_encoding(head)) is not None:
         raise ValueError(
-            f"it is not UTF-8 text but {found}. Save it as UTF-8 (in Excel: CSV UTF-8), or convert it: iconv "
-            f"-f {found.partition(',')[0]} -t UTF-8 {path.name} > new."
+            f"it is not UTF-8 text but {encoding}. Save it as UTF-8 (in Excel: CSV UTF-8), or convert it: iconv "
+            f"-f {encoding.partition(',')[0]} -t UTF-8 {path.name} > new."
         )
 
 
-def _wide_encoding(head: bytes) -> str | None:
+def _detect_wide_encoding(head: bytes) -> str | None:
     """Detect UTF-16 and UTF-32 by their byte order mark, or by the zero bytes of ASCII letters; None for other encodings."""
-    for name, marks in _MARKS.items():
+    for name, marks in _BYTE_ORDER_MARKS.items():
         if head.startswith(marks):
             return name
     # Shares of zeros among the first, second, third and fourth bytes of groups of four.
-    places = [head[place : len(head) // 4 * 4 : 4] for place in range(4)]
-    zeros = [place.count(0) / max(1, len(place)) for place in places]
+    lanes = [head[lane : len(head) // 4 * 4 : 4] for lane in range(4)]
+    zeros = [lane.count(0) / max(1, len(lane)) for lane in lanes]
     for order, (first, second, third, fourth) in (("LE", zeros), ("BE", zeros[::-1])):
         if (first, third, fourth) == (0, 1, 1):
             return f"UTF-32{order}, without a byte order mark"
@@ -126,21 +129,21 @@ def check_lines(path: Path) -> None:
     """Raise a ValueError for a line of JSON that Arrow cannot read: not UTF-8, a null row, or a value nested too deeply."""
     pending: list[bytes] = []
     brackets = 0
-    with opened(path) as file:
-        for number, line in enumerate(file, 1):
+    with open_decompressed(path) as file:
+        for line_number, line in enumerate(file, 1):
             if not line.isascii():
                 line.decode("utf-8-sig")  # Arrow does not check it: the texts would fail where they are used.
             if line[:1] != b"{" and re.match(rb"(\xef\xbb\xbf)?\s*null(?!\w)", line) and not pending:
-                raise ValueError(f"line {number} is null; rows are JSON objects.")
+                raise ValueError(f"line {line_number} is null; rows are JSON objects.")
             pending.append(line)
             brackets += line.count(b"{") + line.count(b"[")
-            if brackets > DEPTH and _depth(b"".join(pending)) > DEPTH:
-                raise ValueError(f"line {number} is nested more than {DEPTH:,} levels deep.")
+            if brackets > MAX_DEPTH and _nesting_depth(b"".join(pending)) > MAX_DEPTH:
+                raise ValueError(f"line {line_number} is nested more than {MAX_DEPTH:,} levels deep.")
             if line.rstrip().endswith(b"}"):
                 pending, brackets = [], 0
 
 
-def _depth(text: bytes) -> int:
+def _nesting_depth(text: bytes) -> int:
     """Return the maximum nesting depth of brackets outside strings."""
     deepest = depth = 0
     for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
@@ -180,7 +183,7 @@ def find_separator(path: Path) -> str:
         UnicodeDecodeError: the first rows are not UTF-8. With a wrong separator the reader would fail with another error.
     """
     with suppress(OSError, EOFError):
-        if declared := _declared(path):
+        if declared := _declared_separator(path):
             return declared
     best, most = ",", 1
     for separator in SEPARATORS:
@@ -195,37 +198,37 @@ def find_separator(path: Path) -> str:
     return best
 
 
-def _declared(path: Path) -> str | None:
+def _declared_separator(path: Path) -> str | None:
     """Return the separator that the first line of a CSV file declares; None if it declares none."""
-    with opened(path, "rt", newline="") as file:
-        found = _DECLARED.fullmatch(file.readline())
-    return found and found[1]
+    with open_decompressed(path, "rt", newline="") as file:
+        match = _SEPARATOR_LINE.fullmatch(file.readline())
+    return match and match[1]
 
 
 def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
     """Read all rows of a CSV, JSON or text file.
 
-    Fields of CSV files are strings as written, None if empty. The readers raise errors of many types, which `told_as`
+    Fields of CSV files are strings as written, None if empty. The readers raise errors of many types, which `read_errors_as`
     converts to ours.
     """
-    if builder == "json" and (array := _array(path)) is not None:
+    if builder == "json" and (array := _read_json_array(path)) is not None:
         return Dataset.from_list(array, on_mixed_types="use_json")
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train"}
-    with _checking(path, builder, separator):
+    with _check_and_explain(path, builder, separator):
         try:
-            return cached_rows(partial(load_dataset, builder, **source, **_options(path, builder, separator)))
+            return cached_rows(partial(load_dataset, builder, **source, **_builder_options(path, builder, separator)))
         except DatasetGenerationError:
             # The reader infers the columns of JSON and their types from the first block, and fails at later rows with other
             # ones. Read as a single block, all rows are considered.
-            if builder != "json" or (size := _size(path)) <= _BLOCK:
+            if builder != "json" or (size := _decompressed_size(path)) <= _BLOCK_BYTES:
                 raise
-            options = _options(path, builder, separator) | {"chunksize": size}
+            options = _builder_options(path, builder, separator) | {"chunksize": size}
             return cached_rows(partial(load_dataset, builder, **source, **options))
 
 
-def _size(path: Path) -> int:
+def _decompressed_size(path: Path) -> int:
     """Return the decompressed size of a file in bytes."""
-    with opened(path) as file:
+    with open_decompressed(path) as file:
         return sum(map(len, file))
 
 
@@ -237,39 +240,39 @@ def row_batches(
     Args:
         sample_by: unit of a text file that is a row.
     """
-    if builder == "json" and (array := _array(path)) is not None:
-        yield from (columns_of(array[start : start + size]) for start in range(0, len(array), size))
+    if builder == "json" and (array := _read_json_array(path)) is not None:
+        yield from (rows_to_columns(array[start : start + size]) for start in range(0, len(array), size))
         return
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
-    done = 0
-    with _checking(path, builder, separator):
+    num_read = 0
+    with _check_and_explain(path, builder, separator):
         try:
-            for batch in load_dataset(builder, **source, **_options(path, builder, separator, sample_by)).iter(size):
+            for batch in load_dataset(builder, **source, **_builder_options(path, builder, separator, sample_by)).iter(size):
                 yield batch
-                done += len(next(iter(batch.values())))
+                num_read += len(next(iter(batch.values())))
             return
         except Exception:
-            if builder != "json" or _size(path) <= _BLOCK:
+            if builder != "json" or _decompressed_size(path) <= _BLOCK_BYTES:
                 raise
     rows = read_rows(path, builder)  # Read the file at once, because its first block does not have all columns or types.
-    yield from rows.select(range(done, len(rows))).iter(size)
+    yield from rows.select(range(num_read, len(rows))).iter(size)
 
 
-def _options(path: Path, builder: str, separator: str, sample_by: str = "line") -> dict[str, Any]:
+def _builder_options(path: Path, builder: str, separator: str, sample_by: str = "line") -> dict[str, Any]:
     """Return the options of the `datasets` builder for a file."""
-    own: dict[str, Any] = {"sample_by": sample_by} if builder == "text" and sample_by != "line" else {}
+    options: dict[str, Any] = {"sample_by": sample_by} if builder == "text" and sample_by != "line" else {}
     if builder == "json":
-        own = {"chunksize": _BLOCK}
+        options = {"chunksize": _BLOCK_BYTES}
     if builder == "csv":
-        own = {"sep": separator, "skiprows": 1 if _declared(path) else 0}
-        with opened(path) as file:
-            header = pandas.read_csv(file, nrows=0, **own).columns
+        options = {"sep": separator, "skiprows": 1 if _declared_separator(path) else 0}
+        with open_decompressed(path) as file:
+            header = pandas.read_csv(file, nrows=0, **options).columns
         # Otherwise the reader infers types from the first 10,000 rows, and fails at later rows with other types.
-        own["features"] = Features({str(name): Value("string") for name in header})
-    return {**OPTIONS.get(builder, {}), **own}
+        options["features"] = Features({str(name): Value("string") for name in header})
+    return {**OPTIONS.get(builder, {}), **options}
 
 
-def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+def rows_to_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """Convert rows with the same keys to columns."""
     return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -294,33 +297,33 @@ def reading_error(error: Exception) -> str:
 
 
 @contextmanager
-def told_as(kind: type[HfTlmError], what: object) -> Iterator[None]:
-    """Convert errors of readers in the block to an HfTlmError of class `kind` that names what cannot be read.
+def read_errors_as(error_class: type[HfTlmError], source: object) -> Iterator[None]:
+    """Convert errors of readers in the block to an HfTlmError of class `error_class` that names what cannot be read.
 
     The readers raise errors of many types, none of which is a bug here.
     """
     try:
         yield
-    except kind:
+    except error_class:
         raise
     except Exception as error:
-        raise kind(f"Cannot read {what}: {reading_error(error)}") from error
+        raise error_class(f"Cannot read {source}: {reading_error(error)}") from error
 
 
-def _array(path: Path) -> list[dict[str, Any]] | None:
+def _read_json_array(path: Path) -> list[dict[str, Any]] | None:
     """Read a JSON file that is one array of objects; None if it is not an array (JSON Lines).
 
     Every object gets the keys of all objects, in the order of their first occurrence. `datasets` is not used, because it
     would convert all values of a column with texts and other values to JSON.
     """
-    with opened(path) as file:
+    with open_decompressed(path) as file:
         head = file.read(1 << 10)
         if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
             return None
         rows = json.loads((head + file.read()).decode("utf-8-sig"))
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise ValueError(f"item {number} of the array is a {type(row).__name__}; rows are JSON objects.")
+            raise ValueError(f"item {index} of the array is a {type(row).__name__}; rows are JSON objects.")
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 
@@ -335,7 +338,7 @@ def check_columns(names: Iterable[str], builder: str | None) -> None:
 
 
 @contextmanager
-def _checking(path: Path, builder: str, separator: str) -> Iterator[None]:
+def _check_and_explain(path: Path, builder: str, separator: str) -> Iterator[None]:
     """Check a file before the block reads it, and explain a reader's error by the first CSV row with too many fields.
 
     A first row with too many fields is an error before reading, because pandas would not fail but use the first field of
@@ -366,14 +369,14 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
         rows: number of rows to check; None: all.
     """
     with suppress(OSError, ValueError, csv.Error):
-        found = _csv_rows(path, separator)
-        _, header, _ = next(found, (0, [], []))
-        for number, fields, _ in itertools.islice(found, rows):
+        csv_rows = _csv_rows(path, separator)
+        _, header, _ = next(csv_rows, (0, [], []))
+        for line_number, fields, _ in itertools.islice(csv_rows, rows):
             if len(fields) > len(header):
-                signs = {",": "commas", ";": "semicolons", "\t": "tabs"}.get(separator, repr(separator))
+                separators = {",": "commas", ";": "semicolons", "\t": "tabs"}.get(separator, repr(separator))
                 return (
-                    f"line {number} has {len(fields)} fields, but the header has {len(header)} "
-                    f"({', '.join(header):.200}). Put fields that contain {signs} in double quotes."
+                    f"line {line_number} has {len(fields)} fields, but the header has {len(header)} "
+                    f"({', '.join(header):.200}). Put fields that contain {separators} in double quotes."
                 )
     return None
 
@@ -383,8 +386,8 @@ def _warn_of_repeated_names(path: Path, separator: str) -> None:
     with suppress(OSError, ValueError, csv.Error):
         _, header, _ = next(_csv_rows(path, separator), (0, [], []))
         repeated = [name for name, count in Counter(header).items() if name.strip() and count > 1]
-        if repeated and tuple(header) not in _told:
-            _told.add(tuple(header))
+        if repeated and tuple(header) not in _warned_headers:
+            _warned_headers.add(tuple(header))
             logger.warning(
                 "%s names columns more than once (%.200s): the first of each keeps the name, the next is %s.1, and so on.",
                 *(path, ", ".join(repeated), repeated[0]),
@@ -397,27 +400,32 @@ def _warn_of_quotes(path: Path, separator: str) -> None:
     Such a quote at the start of a field ends the field at the next quote, lines later and in the middle of a text. Only the
     beginning of a large file is checked, because reading it twice would take longer than retrieval from it.
     """
-    if str(path) in _told_of_quotes:
+    if str(path) in _warned_files:
         return
-    _told_of_quotes.add(str(path))
-    together, size = [], 0
+    _warned_files.add(str(path))
+    joined_lines, size = [], 0
     with suppress(OSError, ValueError, EOFError, csv.Error):
-        for last, _, lines in _csv_rows(path, separator):
-            if len(lines) > 1 and _ends_in_the_midst(lines, separator):
-                together.append((last - len(lines) + 1, last))
+        for last_line, _, lines in _csv_rows(path, separator):
+            if len(lines) > 1 and _has_stray_quote(lines, separator):
+                joined_lines.append((last_line - len(lines) + 1, last_line))
             size += sum(map(len, lines))
-            if size > _BLOCK:
+            if size > _BLOCK_BYTES:
                 break
-    if together:
+    if joined_lines:
         logger.warning(
             "%s: %s rows%s span several lines, the first one lines %d to %d, because a field begins with a double quote "
             "that is closed in the middle of a later line. If every line is a row, put such fields in double quotes, and "
             "double the quotes in them.",
-            *(path, f"{len(together):,}", f" in its first {_BLOCK >> 20} MB" if size > _BLOCK else "", *together[0]),
+            *(
+                path,
+                f"{len(joined_lines):,}",
+                f" in its first {_BLOCK_BYTES >> 20} MB" if size > _BLOCK_BYTES else "",
+                *joined_lines[0],
+            ),
         )
 
 
-def _ends_in_the_midst(lines: Sequence[str], separator: str) -> bool:
+def _has_stray_quote(lines: Sequence[str], separator: str) -> bool:
     """Return whether, in a row of several lines, a quoted field ends after the first line and not at the end of a field."""
     reader = csv.reader(lines, delimiter=separator, strict=True)
     try:
@@ -430,17 +438,17 @@ def _ends_in_the_midst(lines: Sequence[str], separator: str) -> bool:
 def _csv_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str], list[str]]]:
     """Yield (number of its last line, from 1; its fields; its lines) of the header and of every row that is not blank."""
     csv.field_size_limit(2**31 - 1)  # By default a field of more than 128 KiB is an error.
-    skipped = 1 if _declared(path) else 0
+    num_skipped = 1 if _declared_separator(path) else 0
     lines: list[str] = []
 
-    def kept(file: Iterable[str]) -> Iterator[str]:
+    def record_lines(file: Iterable[str]) -> Iterator[str]:
         for line in file:
             lines.append(line)
             yield line
 
-    with opened(path, "rt", newline="") as file:
-        reader = csv.reader(kept(itertools.islice(file, skipped, None)), delimiter=separator)
+    with open_decompressed(path, "rt", newline="") as file:
+        reader = csv.reader(record_lines(itertools.islice(file, num_skipped, None)), delimiter=separator)
         for fields in reader:
             if len(fields) > 1 or "".join(fields).strip():
-                yield reader.line_num + skipped, fields, lines
+                yield reader.line_num + num_skipped, fields, lines
             lines.clear()

@@ -23,7 +23,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import AutoConfig, PreTrainedConfig
 
-from hf_tlm.corpora.tables import uncompressed
+from hf_tlm.corpora.tables import strip_compression
 from hf_tlm.data import load_tokenizer
 from hf_tlm.hub.repo import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
@@ -398,7 +398,7 @@ def _file(
     if output is None:
         beside = Path(names[0]) / PREDICTIONS if len(names) == 1 and Path(names[0]).is_dir() else Path(PREDICTIONS)
         suffix = SUFFIXES.get(predict_format, predict_format)
-        output = beside if predict_format == "glue" else beside / f"{uncompressed(Path(data)).stem}.{suffix}"
+        output = beside if predict_format == "glue" else beside / f"{strip_compression(Path(data)).stem}.{suffix}"
     folders = [*map(Path, names), *(source.folder for source in sources)]
     _check_place(Path(output), data, folders)
     first, like = sources[0], Path(data)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import pandas
 from datasets import Dataset, Features, List, Value
 
-from hf_tlm.corpora.tables import opened, suffix_of
+from hf_tlm.corpora.tables import open_decompressed, suffix_of
 from hf_tlm.tasks.spec import TaskError
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def has_lines_of_words(path: Path) -> bool:
     separator = {".tsv": "\t", ".csv": ","}.get(suffix_of(path))
     if separator is None or not path.is_file():
         return False
-    with opened(path, "rt", errors="replace") as file:
+    with open_decompressed(path, "rt", errors="replace") as file:
         lines = "".join(itertools.islice(file, 1000)).strip().splitlines()
     rows = [line.split(separator) for line in lines if line.strip()]
     return (
@@ -150,7 +150,7 @@ def is_squad_json(path: Path) -> bool:
     """Return whether a .json file begins like SQuAD's, unlike a file of JSON lines."""
     if suffix_of(path) != ".json":
         return False
-    with opened(path, "rt", errors="replace") as file:
+    with open_decompressed(path, "rt", errors="replace") as file:
         return _SQUAD_START.match(file.read(1000)) is not None
 
 
@@ -164,7 +164,7 @@ def read_squad_json(path: Path) -> Dataset:
         TaskError: it does not have the structure of SQuAD's files.
     """
     rows: list[dict[str, Any]] = []
-    with opened(path, "rt") as file:
+    with open_decompressed(path, "rt") as file:
         content = json.load(file)
     try:
         for article in content if isinstance(content, list) else content["data"]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from hf_tlm.corpora.tables import uncompressed
+from hf_tlm.corpora.tables import strip_compression
 from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.rows import (
@@ -227,7 +227,7 @@ def _find_spec(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
     if task in TASKS and (TASKS[task].path or not Path(task).is_dir()):
         return TASKS[task], True
     if Path(task).is_dir() or Path(task).is_file():
-        name = Path(task).resolve().name if Path(task).is_dir() else uncompressed(Path(task)).stem
+        name = Path(task).resolve().name if Path(task).is_dir() else strip_compression(Path(task)).stem
         registered = TASKS.get(name.removeprefix("glue_"))
         if registered is not None:
             logger.info(

@@ -19,15 +19,15 @@ from hf_tlm.corpora.tables import (
     OPTIONS,
     check_columns,
     check_encoding,
-    columns_of,
     find_separator,
+    open_decompressed,
     open_parquet,
-    opened,
+    read_errors_as,
     read_rows,
     row_batches,
+    rows_to_columns,
+    strip_compression,
     suffix_of,
-    told_as,
-    uncompressed,
 )
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, may_be_repo
@@ -101,7 +101,7 @@ def _find_files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
         files = split_files(folder, _split_names(spec, split))
         if len(files) > 1:
             names = [file.name for file in files]
-            compressed = [name for name in names if uncompressed(Path(name)).name in {*names} - {name}]
+            compressed = [name for name in names if strip_compression(Path(name)).name in {*names} - {name}]
             advice = f" If they have the same content, remove {', '.join(compressed)}." if compressed else ""
             raise TaskError(f"{spec.path} holds several files for {split}: {', '.join(names)}. Keep one.{advice}")
         if files:
@@ -231,7 +231,7 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
     """
     if path.stat().st_size == 0:  # The readers' own errors do not say that.
         raise TaskError(f"{path} is empty: it has no examples, and no columns.")
-    with told_as(TaskError, path):
+    with read_errors_as(TaskError, path):
         _check_type(path)
         suffix, separator = suffix_of(path), separator_of(path, separator)
         if suffix in SUFFIXES:
@@ -273,7 +273,7 @@ def separator_as_in(path: Path, separator: str | None) -> str | None:
     """
     if separator is None or suffix_of(path) not in (".csv", ".tsv") or not path.is_file():
         return None
-    with told_as(TaskError, path), opened(path, "rt") as file:
+    with read_errors_as(TaskError, path), open_decompressed(path, "rt") as file:
         return separator if separator_of(path, separator) in file.readline() else None
 
 
@@ -306,7 +306,7 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
     """
     if path.stat().st_size == 0:  # The readers would complain that there are no columns.
         return
-    with told_as(TaskError, path):
+    with read_errors_as(TaskError, path):
         _check_type(path)
         suffix, separator = suffix_of(path), separator_of(path, separator)
         if suffix == ".txt" and spec.kind != "tagging":
@@ -327,7 +327,7 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
 
 def _chunks(rows: Iterator[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
     while chunk := list(itertools.islice(rows, size)):
-        yield columns_of(chunk)
+        yield rows_to_columns(chunk)
 
 
 def stream_hub(spec: TaskSpec, rows: int) -> Iterator[dict[str, list[Any]]]:
@@ -413,7 +413,7 @@ def unlabelled_chunks(
     path, reader = data_name(path), kind_module(spec.kind)
     num_read = 0
     for columns in _stream_source(path, spec, chunk, separator):
-        with told_as(TaskError, f"{path} after row {num_read}"):  # Texts may contain invalid Unicode, for instance.
+        with read_errors_as(TaskError, f"{path} after row {num_read}"):  # Texts may contain invalid Unicode, for instance.
             rows = add_field_columns(spec, Dataset.from_dict(columns, on_mixed_types="use_json"))
         if not ROLES[spec.kind]:
             spec = reader.choose_text_columns(spec, rows)

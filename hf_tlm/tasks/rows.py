@@ -14,7 +14,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, concatenate_datasets
 from datasets.table import MemoryMappedTable
 
-from hf_tlm.corpora.tables import field_of
+from hf_tlm.corpora.tables import extract_field
 from hf_tlm.tasks.formats import has_lines_of_words
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 from hf_tlm.utils.arrow_files import cache_folder, find_rows
@@ -158,7 +158,7 @@ def add_field_columns(spec: TaskSpec, rows: Dataset) -> Dataset:
     for name in sorted(names):
         column, *keys = name.split(".")
         if keys and column in rows.column_names:
-            values = field_of(rows[column][:], keys)
+            values = extract_field(rows[column][:], keys)
             if values is not None:
                 field = Dataset.from_dict({name: values}, on_mixed_types="use_json")
                 rows = concatenate_datasets([rows, field], axis=1)

@@ -214,7 +214,7 @@ def test_small_text_files_are_read_like_datasets_does(tmp_path, monkeypatch, by)
     for number, text in enumerate(["a\r\nb\rc\n\n\nd", "\n", "\n\n\n", "a\n", "a\x0bb\u2028c\n\n", "\ufeffa\n \n\nb\n\n"]):
         (tmp_path / f"{number}.txt").write_bytes(text.encode())
     small = [(row["id"], row["text"]) for row in load_corpus(str(tmp_path), sample_by=by)]
-    monkeypatch.setattr("hf_tlm.corpora.loading.SMALL", 0)
+    monkeypatch.setattr("hf_tlm.corpora.loading.SMALL_FILE_BYTES", 0)
     assert small == [(row["id"], row["text"]) for row in load_corpus(str(tmp_path), sample_by=by)]
 
 

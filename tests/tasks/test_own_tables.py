@@ -59,7 +59,7 @@ def test_tables_of_every_file_type_give_the_same_task(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
 @pytest.mark.parametrize("early", [None, [1], 3, {"a": 2}, "missing"])
 def test_field_that_changes_its_type_late_in_a_large_file_is_read(tmp_path, monkeypatch, early, suffix):
-    monkeypatch.setattr(tables, "_BLOCK", 1 << 14)
+    monkeypatch.setattr(tables, "_BLOCK_BYTES", 1 << 14)
     rows = [{"text": f"text {i}", "label": "ab"[i % 2], "more": early, "long": "x" * 1000} for i in range(120)]
     rows += [{"text": f"last {i}", "label": "ab"[i % 2], "more": {"a": 1, "b": 2}, "long": ""} for i in range(10)]
     write(tmp_path / "late.jsonl", [{name: row[name] for name in row if row[name] != "missing"} for row in rows])
@@ -100,7 +100,7 @@ def test_equal_texts_are_in_the_same_split():
 
 
 def test_repeated_column_name_is_warned_about(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(tables, "_told", set())
+    monkeypatch.setattr(tables, "_warned_headers", set())
     lines = ["Body,queue,queue,,", *(f"{row['Body']},{row['queue']},{'xy'[i % 2]},," for i, row in enumerate(tickets(60)))]
     (tmp_path / "two.csv").write_text("\n".join(lines))
     task = load_task(str(tmp_path / "two.csv"), **SHARES)
@@ -134,7 +134,7 @@ def test_rows_merged_by_an_unbalanced_quote_are_warned_about(tmp_path, caplog):
 
 
 def test_beginning_of_a_large_csv_is_checked_for_unbalanced_quotes(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(tables, "_BLOCK", 1 << 20)
+    monkeypatch.setattr(tables, "_BLOCK_BYTES", 1 << 20)
     rows = "".join(f"text {i},a\n" for i in range(1 << 17))
     odd = '"unbalanced,a\nand "more,b\n'
     for name, text in (("early", odd + rows + odd), ("late", rows + odd)):
@@ -145,7 +145,7 @@ def test_beginning_of_a_large_csv_is_checked_for_unbalanced_quotes(tmp_path, cap
 
 
 def test_repeated_column_name_in_many_shards_is_warned_about_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(tables, "_told", set())
+    monkeypatch.setattr(tables, "_warned_headers", set())
     for number in range(3):
         (tmp_path / f"{number}.csv").write_text("text,text\none,two\n")
     (tmp_path / "other.csv").write_text("body,body\none,two\n")
