@@ -33,7 +33,7 @@ from hf_tlm.analysis.arguments import POOLINGS
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import AnalysisError
-from hf_tlm.hub.isolated_load import ADAPTED
+from hf_tlm.hub.isolated_load import ADAPTER_CLASSES
 from hf_tlm.hub.repo import ADAPTER_FILE, checkpoint_folder
 from hf_tlm.models.adapters import load_merged, read_adapter
 from hf_tlm.models.base import body_of
@@ -295,7 +295,7 @@ def _load_merged_body(folder: str, options: dict[str, Any]) -> PreTrainedModel:
     """Load the body of a base model with an adapter merged into it."""
     adapter = read_adapter(folder)
     bare = "AutoModelForMultipleChoice" if adapter.modules_to_save else "AutoModelForMaskedLM"
-    model = load_merged(folder, ADAPTED.get(adapter.task_type or "", bare), **options)
+    model = load_merged(folder, ADAPTER_CLASSES.get(adapter.task_type or "", bare), **options)
     assert isinstance(model, PreTrainedModel)  # All Auto classes return one.
     return body_of(model)
 

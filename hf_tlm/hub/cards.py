@@ -64,7 +64,7 @@ KINDS = {
 BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
 _PIPELINES = ("classification", "tagging", "fill_mask", "question_answering")
 _DTYPES = {"int8": "q8", "fp32": "fp32", "fp16": "fp16"}
-_METRICS = {**METRIC_NAMES, "masked_accuracy": "Masked tokens predicted", "agreement": "Predictions as of torch"}
+_EXPORT_METRIC_NAMES = {**METRIC_NAMES, "masked_accuracy": "Masked tokens predicted", "agreement": "Predictions as of torch"}
 # Stands for the repo id in the code blocks of a card until it is published.
 PLACEHOLDER = "path/or/repo-id"
 _HUB_DATASET = re.compile(rf"{HUB_NAME.pattern}(@[\w./-]+)?")
@@ -82,9 +82,9 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     pipeline, library = KINDS[run["kind"]][0], "peft" if run["model"]["use_peft"] else "transformers"
     scores = {split: record[split] for split in ("validation", "test") if split in record}
-    shown = _shown(run["metric"], next(iter(scores.values())))
-    results, base = _results(pipeline, run["task"], scores, shown), hub_name(run["model"]["model_name_or_path"])
-    data = _metadata(pipeline, ["finetuned"], base, results, f"{run['task']}-finetuned", library=library)
+    shown = _displayed_metrics(run["metric"], next(iter(scores.values())))
+    results, base = _eval_results(pipeline, run["task"], scores, shown), hub_name(run["model"]["model_name_or_path"])
+    data = _build_metadata(pipeline, ["finetuned"], base, results, f"{run['task']}-finetuned", library=library)
     return render("finetuned_model.md", data, run=run, record=record, shown=shown, splits=list(scores))
 
 
@@ -95,11 +95,11 @@ def prompted_card(run: Mapping[str, Any], record: Mapping[str, Any]) -> str:
         run: `results.json` of `hf_tlm.runs.run_few_shot`, without its splits and their summary.
         record: the record of one split.
     """
-    base, shown = run["model"]["model_name_or_path"], _shown(run["metric"], record["test"])
-    results = _results(_TEXTS[0], run["task"], {run["scored_split"]: record["test"]}, shown)
+    base, shown = run["model"]["model_name_or_path"], _displayed_metrics(run["metric"], record["test"])
+    results = _eval_results(_TEXTS[0], run["task"], {run["scored_split"]: record["test"]}, shown)
     # Without the prompt, the weights are a masked LM.
     tags = ["few-shot", "text-classification"]
-    data = _metadata("fill-mask", tags, hub_name(base), results, f"{run['task']}-prompted")
+    data = _build_metadata("fill-mask", tags, hub_name(base), results, f"{run['task']}-prompted")
     return render("prompted_model.md", data, run=run, record=record, shown=shown)
 
 
@@ -114,7 +114,7 @@ def onnx_card(record: Mapping[str, Any]) -> str:
     dtypes = [file["dtype"] for file in files]
     # A pipeline picks the most likely tag of each word, but a CRF needs the most likely sequence of tags.
     in_browser = record["kind"] in _PIPELINES and record["model_type"] in BODIES and not record.get("crf")
-    data = _metadata(pipeline, ["onnx"], record["repo_id"], library="transformers.js" if in_browser else None)
+    data = _build_metadata(pipeline, ["onnx"], record["repo_id"], library="transformers.js" if in_browser else None)
     metric = record["checked_on"].get("metric")
     return render(
         "onnx_model.md",
@@ -123,7 +123,7 @@ def onnx_card(record: Mapping[str, Any]) -> str:
         pipeline=pipeline,
         browser_dtype=next(_DTYPES[name] for name in _DTYPES if name in dtypes) if in_browser else None,
         onnx_dtype=None if "fp32" in dtypes else dtypes[0],
-        metric_name=_METRICS.get(metric, metric),
+        metric_name=_EXPORT_METRIC_NAMES.get(metric, metric),
         timed=[*dict.fromkeys(length for file in files for length in file.get("milliseconds", {}))],
         memory=any("memory_megabytes" in file for file in files),
     )
@@ -145,13 +145,13 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
     scores = {split: record[split] for split in ("validation", "test") if split in record}
     objective = arguments.get("objective", "mlm")
     method = ((run["subset"] or {}).get("selection") or {}).get("method")
-    dataset = _subset_on_the_hub(run["subset"])
+    dataset = _subset_repo_id(run["subset"])
     tags = ["tlm", *([] if objective == "mlm" else [objective]), *([method] if method else [])]
-    data = _metadata(
+    data = _build_metadata(
         _TEXTS[0],
         [*tags, "trained-from-scratch" if base is None else "finetuned"],
         hub_name(base),
-        _results(_TEXTS[0], run["task"], scores, dict.fromkeys((metric, "accuracy")), "Text classification"),
+        _eval_results(_TEXTS[0], run["task"], scores, dict.fromkeys((metric, "accuracy")), "Text classification"),
         f"tlm-{run['task']}",
         dataset,
         library="peft" if run["model"].get("use_peft") else "transformers",
@@ -184,7 +184,7 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
     dataset = hub_dataset(corpus)
     tags = [objective, "pretraining", "trained-from-scratch" if base is None else "finetuned"]
     results = _held_out_results(run, pipeline)
-    data = _metadata(pipeline, tags, hub_name(base), results, f"{objective}-pretrained", dataset)
+    data = _build_metadata(pipeline, tags, hub_name(base), results, f"{objective}-pretrained", dataset)
     return render(
         "pretrained_model.md",
         data,
@@ -210,12 +210,12 @@ def converted_card(
     """
     name = "coco_lm" if classes is None else "tlm"
     pipeline = _TEXTS[0] if classes is not None else "fill-mask" if fills_masks else "feature-extraction"
-    data = _metadata(pipeline, [name, "converted"], hub_name(checkpoint))
-    about = {"checkpoint": displayed_name(checkpoint), "parameters": parameters, "left_out": left_out, "classes": classes}
-    return render("converted_model.md", data, **about, version=__version__, citations=[name])
+    data = _build_metadata(pipeline, [name, "converted"], hub_name(checkpoint))
+    values = {"checkpoint": displayed_name(checkpoint), "parameters": parameters, "left_out": left_out, "classes": classes}
+    return render("converted_model.md", data, **values, version=__version__, citations=[name])
 
 
-def _subset_on_the_hub(subset: Mapping[str, Any] | None) -> str | None:
+def _subset_repo_id(subset: Mapping[str, Any] | None) -> str | None:
     """Return the repo id, with `@revision` if known, that a subset's manifest says it was loaded from; otherwise None."""
     hub = (subset or {}).get("hub")
     if hub is None or hub_name(hub["repo_id"]) is None:
@@ -223,7 +223,7 @@ def _subset_on_the_hub(subset: Mapping[str, Any] | None) -> str | None:
     return "@".join(filter(None, (hub["repo_id"], hub.get("revision"))))
 
 
-def _metadata(
+def _build_metadata(
     pipeline: str,
     tags: Sequence[str],
     base: str | list[str] | None,
@@ -247,23 +247,23 @@ def _metadata(
     )
 
 
-def _shown(metric: str, scores: Mapping[str, float]) -> list[str]:
+def _displayed_metrics(metric: str, scores: Mapping[str, float]) -> list[str]:
     """Return the metrics that a card shows, the task's own metric first."""
     return [metric, *(name for name in scores if name != metric and name in METRIC_NAMES)]
 
 
-def _results(
+def _eval_results(
     task_type: str, dataset: str, scores: Mapping[str, Mapping[str, float]], names: Iterable[str], task: str | None = None
 ) -> list[EvalResult]:
     """Return the results for a card's metadata: the given metrics on every split."""
     return [
-        _result(task_type, dataset, split, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], of[name], task)
-        for split, of in scores.items()
+        _eval_result(task_type, dataset, split, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], split_scores[name], task)
+        for split, split_scores in scores.items()
         for name in names
     ]
 
 
-def _result(
+def _eval_result(
     task_type: str, dataset: str, split: str, metric_type: str, metric: str, value: float, task: str | None = None
 ) -> EvalResult:
     from huggingface_hub import EvalResult
@@ -273,12 +273,14 @@ def _result(
 
 def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult]:
     """Return the results on held-out blocks: accuracies over tokens, and for a masked LM the perplexity."""
-    found = {("accuracy", name.replace("_", " ")): value for name, value in run["validation"].items() if "accuracy" in name}
+    metrics = {
+        ("accuracy", name.replace("_", " ")): value for name, value in run["validation"].items() if "accuracy" in name
+    }
     if not OBJECTIVES[run["arguments"]["objective"]].corrupts and "mlm_loss" in run["validation"]:
-        found["perplexity", "perplexity of masked tokens"] = math.exp(min(run["validation"]["mlm_loss"], 700.0))
+        metrics["perplexity", "perplexity of masked tokens"] = math.exp(min(run["validation"]["mlm_loss"], 700.0))
     return [
-        _result(task_type, run["corpus"]["name"], "held-out blocks", kind, name, value)
-        for (kind, name), value in found.items()
+        _eval_result(task_type, run["corpus"]["name"], "held-out blocks", metric_type, name, value)
+        for (metric_type, name), value in metrics.items()
     ]
 
 
@@ -288,7 +290,7 @@ def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:
     if spec is None or not spec.corrects:
         return None
     weight = f"{arguments['rtd_weight']:g}"
-    words = {
+    description = {
         "full": f"{weight} x copy loss + language modelling loss"
         + ("" if arguments["stop_gradient"] else " (which trains the copy head too)"),
         "no_copy": f"{weight} x copy loss + language modelling loss (without the copy probability)",
@@ -298,8 +300,8 @@ def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:
     if arguments["scl"]:
         head = ", a projection head" if arguments["scl_projection"] == "mlp" else ""
         details = f"crops of {100 * arguments['crop_fraction']:g}%, temperature {arguments['scl_temperature']:g}{head}"
-        words += f" + sequence contrastive loss ({details})"
-    return f"masked-LM loss of the auxiliary model + {words}"
+        description += f" + sequence contrastive loss ({details})"
+    return f"masked-LM loss of the auxiliary model + {description}"
 
 
 def render(template: str, data: CardData, **values: Any) -> str:
@@ -391,9 +393,9 @@ def published_card(
         if value is not None:
             card.data[name] = value
     if dataset is not None:
-        before = card.data.get("datasets", [])
-        before = [before] if isinstance(before, str) else before
-        card.data["datasets"] = list(dict.fromkeys([*before, dataset.partition("@")[0]]))
+        existing = card.data.get("datasets", [])
+        existing = [existing] if isinstance(existing, str) else existing
+        card.data["datasets"] = list(dict.fromkeys([*existing, dataset.partition("@")[0]]))
     if widget_texts is not None:
         card.data["widget"] = [{"text": text} for text in widget_texts]
     return str(card)

@@ -38,7 +38,7 @@ def status_of(error: BaseException) -> int | None:
     return None if response is None else response.status_code
 
 
-def is_passing(error: BaseException) -> bool:
+def is_temporary(error: BaseException) -> bool:
     """Return whether a retry may help: a busy or failing server, a broken connection, an interrupted upload."""
     import httpx2
 
@@ -74,14 +74,14 @@ def is_offline(error: BaseException) -> bool:
     return isinstance(_cause(error), OfflineModeIsEnabled)
 
 
-def asked_wait(error: BaseException) -> float | None:
+def requested_wait(error: BaseException) -> float | None:
     """Return the seconds to wait that a busy server asked for in Retry-After or RateLimit; None if it did not."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
     headers = getattr(getattr(_cause(error), "response", None), "headers", {})
-    given = headers.get("Retry-After", "").strip()
-    if given.isdigit():
-        return float(given)
+    retry_after = headers.get("Retry-After", "").strip()
+    if retry_after.isdigit():
+        return float(retry_after)
     limit = parse_ratelimit_headers(headers)
     return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
 
@@ -165,11 +165,11 @@ def _cause(error: BaseException) -> BaseException:
     from httpx2 import HTTPError
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, (HTTPError, OfflineModeIsEnabled)):
-            return seen
-        seen = seen.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (HTTPError, OfflineModeIsEnabled)):
+            return cause
+        cause = cause.__cause__
     return error
 
 
@@ -211,12 +211,12 @@ def with_retries(
                 logger.warning("%s was changed by another writer in the meantime; starting again from their commit.", repo)
                 time.sleep(random.uniform(0.1, 1.0))  # Otherwise two writers that collide once would collide again.
                 continue
-            if not is_passing(error) or tries == retries or tried_by_client(error):
+            if not is_temporary(error) or tries == retries or tried_by_client(error):
                 tried = f" It was tried {tries + 1} times in {monotonic() - begun:,.0f} seconds." if tries else ""
                 # Not chained, because the request in the client's error may contain a token.
-                unanswered = is_passing(error) or is_offline(error)
+                unanswered = is_temporary(error) or is_offline(error)
                 raise (UnansweredError if unanswered else HubError)(explain(error, repo) + tried) from None
-            wait = asked_wait(error) or 2.0**tries
+            wait = requested_wait(error) or 2.0**tries
             tries += 1
             logger.warning("%s Trying again in %g s (%d of %d).", explain(error, repo), wait, tries, retries)
             time.sleep(wait)

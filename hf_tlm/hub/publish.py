@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.hub.cards import published_card
 from hf_tlm.hub.push import CARD, REPLACED, Push, check_push, published, push, repo_to_push
-from hf_tlm.hub.repo import ADAPTER_FILE, CODE, NAMES, is_ours
+from hf_tlm.hub.repo import ADAPTER_FILE, CODE, PUBLISHED_FILES, is_ours
 from hf_tlm.hub.repo_id import hub_name
 from hf_tlm.hub.subset_cards import check_alone, repo_files
 from hf_tlm.utils.files import atomic_write, sha256
@@ -45,28 +45,28 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 # The schema of `export.json`, which may be damaged or written by somebody who is not trusted.
-_AGAIN = "Export the model again (hf-tlm export), or copy the folder again."
-_NAME, _COUNT, _FIGURES = words(1000), whole(0, 2**53), mapped(real(0, 1e300), 100)
+_ADVICE = "Export the model again (hf-tlm export), or copy the folder again."
+_NAME, _COUNT, _NUMBERS = words(1000), whole(0, 2**53), mapped(real(0, 1e300), 100)
 # NaN and infinity are allowed, because differences of logits can be either.
 _NUMBER = such(lambda value: type(value) in (int, float), "a number")
-_MEASURED = {
+_MEASUREMENT_FIELDS = {
     **{"score": _NUMBER, "drop": _NUMBER, "changed": _COUNT, "memory_megabytes": real(0, 1e9)},
-    **{"per_channel": truth, "keep_float": listed(_NAME, 10), "milliseconds": _FIGURES, "texts_per_second": _FIGURES},
+    **{"per_channel": truth, "keep_float": listed(_NAME, 10), "milliseconds": _NUMBERS, "texts_per_second": _NUMBERS},
 }
-_FILE = {"dtype": one_of(*ONNX_FILES), "bytes": whole(1, 2**53), "sha256": words(64), "max_difference": _NUMBER}
-_CHECKED_ON = {"texts": _COUNT, "what": _NAME, "metric": maybe(_NAME), "to_beat": words(10_000)}
-_RECORD = {
+_FILE_FIELDS = {"dtype": one_of(*ONNX_FILES), "bytes": whole(1, 2**53), "sha256": words(64), "max_difference": _NUMBER}
+_CHECKED_ON_FIELDS = {"texts": _COUNT, "what": _NAME, "metric": maybe(_NAME), "to_beat": words(10_000)}
+_FIELDS = {
     **{"format": one_of("hf_tlm.export"), "format_version": one_of(1), "model": _NAME, "model_type": words(100)},
     **{"parameters": _COUNT, "kind": words(100), "pairs": truth, "max_length": whole(1, 2**31), "opset": whole(1, 1000)},
     **{"inputs": listed(words(100), 10), "outputs": listed(words(100), 10), "versions": mapped(_NAME, 100)},
-    "checked_on": record(_CHECKED_ON, optional=("metric", "to_beat")),
-    "files": mapped(record({**_FILE, **_MEASURED}, optional=tuple(_MEASURED)), len(ONNX_FILES)),
+    "checked_on": record(_CHECKED_ON_FIELDS, optional=("metric", "to_beat")),
+    "files": mapped(record({**_FILE_FIELDS, **_MEASUREMENT_FIELDS}, optional=tuple(_MEASUREMENT_FIELDS)), len(ONNX_FILES)),
     "models": listed(_NAME, 10_000),
 }
-_CONVERTED = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Remove it.")
-_EVALUATED = NoEffect("evaluate_on", (None,), "without --evaluate_on. Remove it.")
-_SUBSET = NoEffect("subset", (None,), "without --subset. Remove it.")
-_PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Remove it.")
+_NEEDS_CHECKPOINT = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Remove it.")
+_NEEDS_EVALUATE_ON = NoEffect("evaluate_on", (None,), "without --evaluate_on. Remove it.")
+_NEEDS_SUBSET = NoEffect("subset", (None,), "without --subset. Remove it.")
+_NEEDS_REPO = NoEffect("repo_id", (None,), "without --repo_id. Remove it.")
 
 
 @dataclass(repr=False)  # A repr would show the token.
@@ -128,48 +128,52 @@ class PublishArguments:
         "Released checkpoint to convert: Hub id, with @revision if wanted, or folder with pytorch_model.bin, config.json "
         "and a tokenizer (COCO-LM: sp.model and dict.txt).",
     )
-    output_dir: Annotated[str | None, _CONVERTED] = option(
+    output_dir: Annotated[str | None, _NEEDS_CHECKPOINT] = option(
         None, "With legacy_checkpoint: folder for the converted model; an earlier model in it is replaced."
     )
-    task: Annotated[str | None, _CONVERTED] = option(
+    task: Annotated[str | None, _NEEDS_CHECKPOINT] = option(
         None, "For a TLM checkpoint: registered task whose classes it predicts. Default: that in the checkpoint's name."
     )
-    label_names: Annotated[list[str] | None, _CONVERTED] = option(
+    label_names: Annotated[list[str] | None, _NEEDS_CHECKPOINT] = option(
         None, "For a TLM checkpoint: class names in the order of their indices, instead of --task.", nargs="+"
     )
-    tokenizer_name: Annotated[str | None, _CONVERTED] = option(
+    tokenizer_name: Annotated[str | None, _NEEDS_CHECKPOINT] = option(
         None, "For a TLM checkpoint without a tokenizer: Hub id or folder of its tokenizer."
     )
-    evaluate_on: Annotated[str | None, _CONVERTED] = option(
+    evaluate_on: Annotated[str | None, _NEEDS_CHECKPOINT] = option(
         None, "For a TLM checkpoint: labelled task (name, Hub id or folder) to score the converted model on."
     )
-    evaluate_length: Annotated[int | None, _EVALUATED] = option(
+    evaluate_length: Annotated[int | None, _NEEDS_EVALUATE_ON] = option(
         None,
         "With evaluate_on: maximum length of a text in tokens. Default: that of TLM's scripts for the checkpoint's task, or "
         "for evaluate_on if that is unknown: 512 for IMDB, otherwise 128.",
     )
     repo_id: str | None = option(None, "Repository to publish to, owner/name.")
-    config_name: Annotated[str | None, _SUBSET] = option(
+    config_name: Annotated[str | None, _NEEDS_SUBSET] = option(
         None, "For a subset: its configuration (small, large) in a repository of several subsets."
     )
-    private: Annotated[bool | None, _PUSHED] = option(None, "Whether a new repository is private; default: yes.")
-    revision: Annotated[str | None, _PUSHED] = option(None, "Branch to publish to; created if it does not exist.")
-    tag: Annotated[str | None, _PUSHED] = option(None, "Tag for the published commit, for a release (v1).")
-    license: Annotated[str | None, _PUSHED] = option(None, "Licence for the card. Default: the card's, or none.")
-    language: Annotated[str | None, _PUSHED] = option(
+    private: Annotated[bool | None, _NEEDS_REPO] = option(None, "Whether a new repository is private; default: yes.")
+    revision: Annotated[str | None, _NEEDS_REPO] = option(None, "Branch to publish to; created if it does not exist.")
+    tag: Annotated[str | None, _NEEDS_REPO] = option(None, "Tag for the published commit, for a release (v1).")
+    license: Annotated[str | None, _NEEDS_REPO] = option(None, "Licence for the card. Default: the card's, or none.")
+    language: Annotated[str | None, _NEEDS_REPO] = option(
         None, "Language of the texts (en) for the card. Default: the card's, or none."
     )
-    dataset: Annotated[str | None, _PUSHED] = option(
+    dataset: Annotated[str | None, _NEEDS_REPO] = option(
         None, "For a model: repo id of the subset that it was trained on, with @revision if known."
     )
-    widget_texts: Annotated[list[str] | None, _PUSHED] = option(
+    widget_texts: Annotated[list[str] | None, _NEEDS_REPO] = option(
         None, "For a model: your own texts that its page offers to try; no texts of the task are published.", nargs="+"
     )
-    dry_run: Annotated[bool, _PUSHED] = option(False, "Show what would be published, without publishing; needs no network.")
-    verify: Annotated[bool, _PUSHED] = option(
+    dry_run: Annotated[bool, _NEEDS_REPO] = option(
+        False, "Show what would be published, without publishing; needs no network."
+    )
+    verify: Annotated[bool, _NEEDS_REPO] = option(
         False, "Load what was published, without this package, and compare it with the local folder."
     )
-    hub_token: Annotated[str | None, _PUSHED] = option(None, "Token. Default: HF_TOKEN, or the token of `hf auth login`.")
+    hub_token: Annotated[str | None, _NEEDS_REPO] = option(
+        None, "Token. Default: HF_TOKEN, or the token of `hf auth login`."
+    )
 
     def __post_init__(self):
         check_ranges(self, HubError)
@@ -181,8 +185,8 @@ class PublishArguments:
         if getattr(self, needed) is None:
             raise HubError(f"--{given[0]} needs --{needed}: see --help.")
         check_effects(self, HubError, prefix="--")
-        idle = {"subset": ("dataset", "widget_texts"), "space": ("dataset", "widget_texts", "language", "verify")}
-        for name in idle.get(given[0], ()):
+        ineffective = {"subset": ("dataset", "widget_texts"), "space": ("dataset", "widget_texts", "language", "verify")}
+        for name in ineffective.get(given[0], ()):
             if getattr(self, name) not in (None, False):
                 what = "a Space" if given[0] == "space" else "a subset: it is for a model"
                 raise HubError(f"--{name} has no effect on {what}. Remove it.")
@@ -224,12 +228,12 @@ def publish_model(
     exported = EXPORT_FILE in names and any(folder.glob("onnx/*.onnx"))
     weights = exported or any(name.endswith(".safetensors") for name in names)
     if not ({CONFIG, ADAPTER_FILE}.intersection(names) and weights):
-        if any(os.path.isfile(folder / part / LINEAR_FILE) for part in ("", "linear")):
+        if any(os.path.isfile(folder / subfolder / LINEAR_FILE) for subfolder in ("", "linear")):
             raise HubError(
                 f"{folder} contains a linear model, for `hf-tlm predict`; only networks can be published, as written by "
                 "`hf-tlm train` and `hf-tlm pretrain`. To share its files as they are, use hf upload."
             )
-        inside = _models_in(folder) if names else []
+        inside = _find_models(folder) if names else []
         raise HubError(
             f"{folder} contains no model: expected config.json (or adapter_config.json) and safetensors, as written by "
             "`hf-tlm train` and `hf-tlm pretrain`, or an export of `hf-tlm export`."
@@ -248,31 +252,31 @@ def publish_model(
     card = {"license": license, "language": language, "dataset": dataset, "widget_texts": widget_texts}
     if exported:
         repo = repo_to_push(repo_id, "model", options.get("revision"))
-        there = repo_files(repo, options.get("token"), options.get("dry_run", False))
-        kept = _beside_weights(there, published(folder))
+        repo_paths = repo_files(repo, options.get("token"), options.get("dry_run", False))
+        kept = _files_to_keep(repo_paths, published(folder))
         options |= {"replace": ["onnx/*.onnx"], "kept": kept}
     return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, options)
 
 
-def _models_in(folder: Path) -> list[Path]:
+def _find_models(folder: Path) -> list[Path]:
     """Return the folders with a model one or two levels below `folder`, such as those of splits, seeds or grid points."""
     files = (path for depth in ("*", "*/*") for name in (CONFIG, ADAPTER_FILE) for path in folder.glob(f"{depth}/{name}"))
     return sorted({path.parent for path in files if any(path.parent.glob("*.safetensors"))})
 
 
-def _beside_weights(there: Sequence[str], export: Mapping[str, Path]) -> set[str]:
+def _files_to_keep(repo_paths: Sequence[str], export: Mapping[str, Path]) -> set[str]:
     """Return the files that an export must not replace in a repository.
 
     If the repository contains weights, these are all its files but the card, `export.json` and the ONNX graphs, because
     config and tokenizer belong to the weights; otherwise none.
 
     Args:
-        there: files of the repository.
+        repo_paths: files of the repository.
         export: files of the export.
     """
-    if not any(name.endswith((".safetensors", ".bin")) and name not in export for name in there):
+    if not any(name.endswith((".safetensors", ".bin")) and name not in export for name in repo_paths):
         return set()
-    return {name for name in there if name not in (EXPORT_FILE, CARD) and not fnmatch(name, "onnx/*.onnx")}
+    return {name for name in repo_paths if name not in (EXPORT_FILE, CARD) and not fnmatch(name, "onnx/*.onnx")}
 
 
 def _check_adapter(path: Path) -> None:
@@ -328,12 +332,12 @@ def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | Non
     if f"model/{EXPORT_FILE}" in files:
         read_export(folder / "model", HubError, all_files=False)
     title = str(read_object(folder / "page.json", HubError).get("title"))
-    about = {"title": title, "sdk": "static", "app_file": "index.html", "tags": ["hf_tlm", "onnx"]}
-    about |= {} if license is None else {"license": license}
+    metadata = {"title": title, "sdk": "static", "app_file": "index.html", "tags": ["hf_tlm", "onnx"]}
+    metadata |= {} if license is None else {"license": license}
     text = "The model runs in the browser's tab; no text leaves it. Made by `hf-tlm export --page`."
     with tempfile.TemporaryDirectory() as work:
         files[CARD] = Path(work) / CARD
-        atomic_write(files[CARD], f"---\n{yaml.safe_dump(about, allow_unicode=True, sort_keys=False)}---\n\n{text}\n")
+        atomic_write(files[CARD], f"---\n{yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)}---\n\n{text}\n")
         return push(folder, repo_id, type="space", message=f"Page of hf_tlm {__version__}", files=files, **options)
 
 
@@ -381,9 +385,9 @@ def _publish(folder: Path, repo_id: str, type: str, message: str, card: Mapping[
         options: those of `push`, and `kept`: names of files that are not sent.
     """
     kept = options.pop("kept", ())
-    found = {name: path for name, path in published(folder).items() if name not in kept}
-    files = {name: path for name, path in found.items() if is_ours(name, (*NAMES, *CODE))}
-    if others := sorted(set(found) - set(files)):
+    all_files = {name: path for name, path in published(folder).items() if name not in kept}
+    files = {name: path for name, path in all_files.items() if is_ours(name, (*PUBLISHED_FILES, *CODE))}
+    if others := sorted(set(all_files) - set(files)):
         logger.warning(
             "Not published, because no recipe writes files of these names: %s. To add files by hand: hf upload %s PATH.",
             ", ".join(others[:10]) + (f" and {len(others) - 10:,} more" if len(others) > 10 else ""),
@@ -416,21 +420,21 @@ def read_export(folder: Path, error: type[HfTlmError], *, all_files: bool = True
         OSError: a file cannot be read.
     """
     path = folder / EXPORT_FILE
-    found = check_fields(
-        *(read_json(path, error), _RECORD, error, f"{path} is not what recipes write", _AGAIN), optional=("models",)
+    export = check_fields(
+        *(read_json(path, error), _FIELDS, error, f"{path} is not what recipes write", _ADVICE), optional=("models",)
     )
-    there = {file.relative_to(folder).as_posix(): file for file in sorted(folder.glob("onnx/*.onnx"))}
-    for name in dict.fromkeys([*there, *(found["files"] if all_files else ())]):
-        facts = found["files"].get(name)
+    graphs = {file.relative_to(folder).as_posix(): file for file in sorted(folder.glob("onnx/*.onnx"))}
+    for name in dict.fromkeys([*graphs, *(export["files"] if all_files else ())]):
+        facts = export["files"].get(name)
         if facts is None or ONNX_FILES[facts["dtype"]] != name:
-            raise error(f"{path} does not describe {name}. {_AGAIN}")
-        if name not in there:
-            raise error(f"{path} lists {name}, which does not exist. {_AGAIN}")
-        if (size := there[name].stat().st_size) != facts["bytes"]:
-            raise error(f"{path} does not match the graphs: {name} has {size:,} bytes, not {facts['bytes']:,}. {_AGAIN}")
-        if sha256(there[name]) != facts["sha256"]:
-            raise error(f"{path} and the file {name} have different checksums. {_AGAIN}")
+            raise error(f"{path} does not describe {name}. {_ADVICE}")
+        if name not in graphs:
+            raise error(f"{path} lists {name}, which does not exist. {_ADVICE}")
+        if (size := graphs[name].stat().st_size) != facts["bytes"]:
+            raise error(f"{path} does not match the graphs: {name} has {size:,} bytes, not {facts['bytes']:,}. {_ADVICE}")
+        if sha256(graphs[name]) != facts["sha256"]:
+            raise error(f"{path} and the file {name} have different checksums. {_ADVICE}")
     model_type = (find_object(folder / "config.json") or {}).get("model_type")
-    if model_type != found["model_type"]:
-        raise error(f"{path} has model_type {found['model_type']}, but config.json next to it has {model_type}. {_AGAIN}")
-    return found
+    if model_type != export["model_type"]:
+        raise error(f"{path} has model_type {export['model_type']}, but config.json next to it has {model_type}. {_ADVICE}")
+    return export

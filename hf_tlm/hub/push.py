@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
 
-CONFLICTS = 20  # How many times another writer may be faster before the push fails.
+MAX_CONFLICTS = 20  # How many times another writer may be faster before the push fails.
 HUGGINGFACE = "https://huggingface.co"
 CARD = "README.md"
-NOTHING = "# nothing is ignored\n"  # An empty string could be treated as no content.
+GITIGNORE = "# nothing is ignored\n"  # An empty string could be treated as no content.
 # Globs of file and folder names that are not published: hidden files, what is needed only to resume training or to detect
 # damage, the seeds, rounds, stages, points and trials that the published model was chosen from, its predictions, pages
 # that show it, and the answers of a teacher, which quote passages.
@@ -120,20 +120,20 @@ def push(
     if not local:
         raise HubError(f"There is nothing to publish in {folder}. Expected the folder of a finished run or a saved subset.")
     replaced = REPLACED[type] if replace is None else replace
-    work = Publication(_api(token, repo, anonymous=dry_run), repo, local, replaced, private, tag, message)
+    publication = Publication(_api(token, repo, anonymous=dry_run), repo, local, replaced, private, tag, message)
     if dry_run:
         try:
-            return with_retries(work.plan, repo, retries=0)
+            return with_retries(publication.plan, repo, retries=0)
         except UnansweredError as error:
-            return work.plan(unanswered=str(error))
+            return publication.plan(unanswered=str(error))
     try:
-        return with_retries(work.run, repo, retries, work.starts_over)
+        return with_retries(publication.run, repo, retries, publication.starts_over)
     except HubError as error:
-        if work.refused:
+        if publication.refused:
             raise
-        outcome = work.outcome()
-        if tag is None and (done := work.result()) is not None:
-            return done
+        outcome = publication.outcome()
+        if tag is None and (result := publication.result()) is not None:
+            return result
         raise HubError(f"{error} {outcome} {folder} is intact; run the same command again to publish it.") from None
 
 
@@ -145,8 +145,8 @@ def published(folder: str | os.PathLike) -> dict[str, Path]:
     """
     folder = Path(folder)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
-    staying = {name for name in paths for part in name.split("/") if any(fnmatch(part, glob) for glob in NOT_PUBLISHED)}
-    paths = {name: paths[name] for name in sorted(paths) if name not in staying}
+    unpublished = {name for name in paths for part in name.split("/") if any(fnmatch(part, glob) for glob in NOT_PUBLISHED)}
+    paths = {name: paths[name] for name in sorted(paths) if name not in unpublished}
     if "tokenizer_config.json" in paths:  # `tokenizer/`, from which a pretraining resumes, is then a duplicate.
         paths = {name: path for name, path in paths.items() if not name.startswith("tokenizer/")}
     if broken := [name for name, path in paths.items() if path.is_symlink() and not path.is_file()]:
@@ -295,20 +295,20 @@ class Publication:
         plan, commit = self._compare(head)
         if commit is not None:
             self._check_tag(commit, plan)
-        made = f"created as {'public' if self.private is False else 'private'}"
+        state = f"created as {'public' if self.private is False else 'private'}"
         if unanswered is not None:
             about = (
                 f"The Hub was not asked which files it has: {unanswered} Therefore every file is listed; a repository "
-                f"that does not exist would be {made}."
+                f"that does not exist would be {state}."
             )
         elif self.is_private is not None:
             about = f"The repository exists and is {'private' if self.is_private else 'public'}."
         elif self.repo.revision is not None:
             about = (
-                f"The branch would be created; a repository that does not exist (or that you may not see) would be {made}."
+                f"The branch would be created; a repository that does not exist (or that you may not see) would be {state}."
             )
         else:
-            about = f"There is no such repository that you may see; it would be {made}."
+            about = f"There is no such repository that you may see; it would be {state}."
         about += "" if self.tag is None else f" Tag: {self.tag}."
         card = self.local[CARD].path.read_text(encoding="utf-8", errors="replace") if CARD in self.local else None
         sizes = {path: self.local[path].path.stat().st_size for path in plan.pushed}
@@ -318,8 +318,8 @@ class Publication:
         """Try the push once."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        found = self._head() or self._create()
-        plan, head = self._compare(found)[0], found[0]
+        remote_head = self._head() or self._create()
+        plan, head = self._compare(remote_head)[0], remote_head[0]
         self._check_tag(head, plan)
         if not plan.is_empty:
             additions = [CommitOperationAdd(path, str(self.local[path].path)) for path in plan.pushed]
@@ -327,7 +327,7 @@ class Publication:
             options: dict[str, Any] = {"repo_type": self.repo.type, "revision": self.repo.revision}
             self._choose_storage()
             # Otherwise the server would silently drop files that a .gitignore in the repository matches.
-            self.api.preupload_lfs_files(self.repo.id, additions, gitignore_content=NOTHING, free_memory=False, **options)
+            self.api.preupload_lfs_files(self.repo.id, additions, gitignore_content=GITIGNORE, free_memory=False, **options)
             self.sent, self.commit = plan, None
             # With its parent given, the commit is refused if another writer committed first.
             options |= {"commit_message": self.message, "parent_commit": head}
@@ -346,7 +346,7 @@ class Publication:
         """Return whether another writer was faster, so that the push starts over from their commit; count the conflict."""
         conflict = status_of(error) in (409, 412)
         self.conflicts += conflict
-        return conflict and self.conflicts <= CONFLICTS
+        return conflict and self.conflicts <= MAX_CONFLICTS
 
     def outcome(self) -> str:
         """Return a sentence that says, after an error, whether anything was published."""
@@ -409,9 +409,9 @@ class Publication:
 
         if constants.HF_HUB_DISABLE_XET or self.api.endpoint == HUGGINGFACE:
             return
-        where = f"{self.api.endpoint}/api/{self.repo.type}s/{self.repo.id}/xet-write-token/{self.repo.revision or 'main'}"
+        url = f"{self.api.endpoint}/api/{self.repo.type}s/{self.repo.id}/xet-write-token/{self.repo.revision or 'main'}"
         # Some servers know the path but do not support it, and respond with 501 or 405.
-        if get_session().get(where, headers=build_hf_headers(token=self.api.token)).status_code in (404, 405, 501):
+        if get_session().get(url, headers=build_hf_headers(token=self.api.token)).status_code in (404, 405, 501):
             constants.HF_HUB_DISABLE_XET = True
 
     def _compare(self, head: tuple[str, dict[str, RepoFile]] | None) -> tuple[Push, str | None]:
@@ -419,17 +419,17 @@ class Publication:
         commit, remote = head or (None, {})
         unchanged = [path for path, file in self.local.items() if path in remote and file.equals(remote[path])]
         pushed = [path for path in self.local if path not in unchanged]
-        gone = [p for p in remote if p not in self.local and any(fnmatch(p, pattern) for pattern in self.replaced)]
+        deleted = [p for p in remote if p not in self.local and any(fnmatch(p, pattern) for pattern in self.replaced)]
         url = f"{self.api.endpoint}/{self.repo.page}"
         url += "" if self.repo.revision is None else f"/tree/{self.repo.revision}"
-        return Push(url, self.repo, None, pushed, unchanged, gone, dry_run=True), commit
+        return Push(url, self.repo, None, pushed, unchanged, deleted, dry_run=True), commit
 
     def _check_tag(self, head: str, plan: Push) -> None:
         """Raise a HubError if the tag exists already, and not on a commit with the content to publish."""
-        there = None if self.tag is None else self._tags().get(self.tag)
-        if there is not None and not (plan.is_empty and there == head):
+        existing = None if self.tag is None else self._tags().get(self.tag)
+        if existing is not None and not (plan.is_empty and existing == head):
             self._refuse(
-                f"The tag {self.tag!r} of {self.repo.id} is commit {there[:12]}, which has other content; tags are not "
+                f"The tag {self.tag!r} of {self.repo.id} is commit {existing[:12]}, which has other content; tags are not "
                 "moved. Choose another tag."
             )
 

@@ -26,9 +26,9 @@ from hf_tlm.utils.shown import few
 
 # Formats that `torch.load` and similar functions unpickle; a pickle can run any code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_INDEX = "*.bin.index.json"  # Maps a model's weights to the pickles that contain them.
+_PICKLE_INDEX = "*.bin.index.json"  # Maps a model's weights to the pickles that contain them.
 # Pickles next to a model that are not its weights.
-_OF_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")
+_TRAINING_STATE = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")
 # Files of tokenizers and configs; together with weights, safetensors or pickles, those of a checkpoint. A repository may
 # contain other formats too.
 TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
@@ -37,7 +37,7 @@ FOLDERS = re.compile(
     r"(seed|split|checkpoint)-\d+|stage\d|global_step\d+|model|mlm|generator|discriminator|adapter|tokenizer|training|"
     r"predictions|data|onnx"
 )
-NAMES = (
+PUBLISHED_FILES = (
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "*tokenizer*.json", "added_tokens.json"),
     *("special_tokens_map.json", "vocab.*", "merges.txt", "dict.txt", "*.model", "chat_template.jinja"),
     *(SETTINGS_FILE, RESULTS_FILE, TABLE_FILE, STAGE_FILE, GRID_FILE, SEAL, MANIFEST_FILE, "report.md"),
@@ -45,7 +45,7 @@ NAMES = (
     *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", EXPORT_FILE),
 )
 # Files that a run resumes from; some are pickles.
-CONTINUING = (
+RESUME_FILES = (
     *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin"),
     *("pytorch_model*.bin", "*_optim_states.pt", "*_model_states.pt", "latest"),
 )
@@ -54,12 +54,12 @@ CODE = ("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py", "bert.py"
 # Limits in bytes: for a file with tensors, for any other file, and for all files of a run together.
 LARGEST_TENSORS, LARGEST_OTHER, LARGEST_RUN = 64 << 30, 1 << 30, 512 << 30
 # The file that marks the folder of a fetched run, and how many levels above a checkpoint that folder is at most.
-MARK, DEEPEST = "fetched.json", 4
+FETCHED_FILE, MAX_LEVELS = "fetched.json", 4
 _TENSORS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".parquet")
 TOLERANCE = 1e-6
 ADAPTER_FILE = "adapter_config.json"
-_NEEDED = ("peft_type", "base_model_name_or_path")
-_ADAPTER = {
+_REQUIRED = ("peft_type", "base_model_name_or_path")
+_LORA_FIELDS = {
     **{"peft_type": one_of("LORA"), "base_model_name_or_path": words(4096), "revision": maybe(words(200))},
     **{"task_type": maybe(words(200)), "r": whole(1, 4096), "lora_alpha": real(0, 1e6)},
     **{"modules_to_save": maybe(listed(words(200), 1000)), "bias": one_of("none", "all", "lora_only")},
@@ -68,7 +68,7 @@ _ADAPTER = {
 # Names of environment variables that contain credentials.
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
 # Variables that point to caches and credentials even if HF_HOME is changed.
-_PLACES = (
+_HF_PATHS = (
     *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_XET_CACHE", "HF_ASSETS_CACHE"),
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"),
 )
@@ -208,10 +208,10 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
             f"{repo} has Python files of its own ({few(code)}), which loading it could run. Read them on the Hub; "
             "if you trust them, pass trust_remote_code (--trust_remote_code)."
         )
-    safe = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
-    alone = [file for file in files if PurePosixPath(file).parent not in safe]
-    pickled, indices = list(filter(_is_pickle, alone)), [file for file in alone if _matches(file, [_INDEX])]
-    refused = [file for file in (*pickled, *indices) if all(map(FOLDERS.fullmatch, file.split("/")[:-1]))]
+    safe_folders = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
+    lone_files = [file for file in files if PurePosixPath(file).parent not in safe_folders]
+    pickles, indices = list(filter(_is_pickle, lone_files)), [file for file in lone_files if _matches(file, [_PICKLE_INDEX])]
+    refused = [file for file in (*pickles, *indices) if all(map(FOLDERS.fullmatch, file.split("/")[:-1]))]
     if refused and not allow_pickle:
         raise HubError(
             f"The weights of {repo} are pickles ({few(refused)}), which can run code when they are read; safetensors "
@@ -219,12 +219,12 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
             "this one, download it and pass the folder; convert checkpoints of TLM and COCO-LM with hf-tlm publish "
             "--legacy_checkpoint."
         )
-    return [file for file in filter(_is_pickle, files) if file not in pickled]
+    return [file for file in filter(_is_pickle, files) if file not in pickles]
 
 
 def _is_pickle(file: str) -> bool:
     """Return whether a file is a pickle of weights, rather than of a training state."""
-    return _matches(file, PICKLES) and not _matches(file, _OF_TRAINING)
+    return _matches(file, PICKLES) and not _matches(file, _TRAINING_STATE)
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
@@ -289,22 +289,22 @@ def is_ours(path: str, names: Sequence[str]) -> bool:
 def check_sizes(sizes: Mapping[str, int], what: str) -> None:
     """Raise a HubError before a download if a file, or all files together, have more bytes than those of any run."""
     for path, size in sizes.items():
-        most = LARGEST_TENSORS if PurePosixPath(path).suffix in _TENSORS else LARGEST_OTHER
-        if size > most:
-            raise HubError(f"{path} of {what} has {size:,} bytes; at most {most:,} are downloaded. Look at it on the Hub.")
+        limit = LARGEST_TENSORS if PurePosixPath(path).suffix in _TENSORS else LARGEST_OTHER
+        if size > limit:
+            raise HubError(f"{path} of {what} has {size:,} bytes; at most {limit:,} are downloaded. Look at it on the Hub.")
     if (total := sum(sizes.values())) > LARGEST_RUN:
         raise HubError(f"{what} has {total:,} bytes; at most {LARGEST_RUN:,} are downloaded. Look at it on the Hub.")
 
 
-def mark(folder: Path, asked: Repo, fetched: Repo) -> None:
-    """Mark the folder of a run as fetched from the Hub, with the repository that was asked for and the commit."""
-    atomic_write(folder / MARK, json.dumps({"repo": str(asked), "commit": fetched.revision}, indent=2) + "\n")
+def mark_as_fetched(folder: Path, requested: Repo, fetched: Repo) -> None:
+    """Mark the folder of a run as fetched from the Hub, with the repository that was requested and the commit."""
+    atomic_write(folder / FETCHED_FILE, json.dumps({"repo": str(requested), "commit": fetched.revision}, indent=2) + "\n")
 
 
 def is_foreign(folder: str | os.PathLike) -> bool:
     """Return whether a run, or a part of one, is from the Hub: it was fetched to be continued, or is in the Hub's cache."""
     folder = Path(folder).absolute()
-    return is_fetched(folder) or any((place / MARK).is_file() for place in (folder, *folder.parents[:DEEPEST]))
+    return is_fetched(folder) or any((parent / FETCHED_FILE).is_file() for parent in (folder, *folder.parents[:MAX_LEVELS]))
 
 
 @dataclass(frozen=True)
@@ -359,26 +359,26 @@ def verify(
     repo, token = Repo(repo_id, revision, type), token or get_token()
     with explaining(repo):
         info: Any = HfApi(token=token).repo_info(repo.id, revision=revision, repo_type=type)
-    listed = [sibling.rfilename for sibling in info.siblings]
+    repo_paths = [sibling.rfilename for sibling in info.siblings]
     if type == "model":
-        check_model(repo, listed, trust_remote_code)
-        _check_adapters(repo, [name for name in listed if PurePosixPath(name).name == ADAPTER_FILE], info.sha, token)
-    asked = {
-        **{"kind": type, "repo": repo_id, "commit": info.sha, "files": listed, "config": config},
+        check_model(repo, repo_paths, trust_remote_code)
+        _check_adapters(repo, [name for name in repo_paths if PurePosixPath(name).name == ADAPTER_FILE], info.sha, token)
+    request = {
+        **{"kind": type, "repo": repo_id, "commit": info.sha, "files": repo_paths, "config": config},
         **{"trust_remote_code": trust_remote_code, "local": None if local is None else str(Path(local).resolve())},
     }
-    answer = _load_isolated(repo, asked, token)
-    if not answer:
+    results = _load_isolated(repo, request, token)
+    if not results:
         raise HubError(f"There is nothing to load in {repo}: expected a folder with config.json and safetensors.")
-    words = {name: found["words"] for name, found in answer.items()}
-    differences = {} if local is None else {name: found["difference"] for name, found in answer.items()}
+    descriptions = {name: result["words"] for name, result in results.items()}
+    differences = {} if local is None else {name: result["difference"] for name, result in results.items()}
     # `not <=` also catches NaN.
     if different := [name or "model" for name, value in differences.items() if not value <= TOLERANCE]:
         raise HubError(
             f"{repo} at commit {info.sha[:12]} differs from {local}: {', '.join(different)}. Publish the folder "
             "again, or compare with the revision that it was published as."
         )
-    return Verification(repo, info.sha, words, differences)
+    return Verification(repo, info.sha, descriptions, differences)
 
 
 def _check_adapters(repo: Repo, names: list[str], commit: str, token: str | None) -> None:
@@ -388,11 +388,11 @@ def _check_adapters(repo: Repo, names: list[str], commit: str, token: str | None
     for name in names:
         with explaining(repo):
             path = hf_hub_download(repo.id, name, revision=commit, repo_type=repo.type, token=token)
-        read_fields(Path(path), _ADAPTER, HubError, optional=[field for field in _ADAPTER if field not in _NEEDED])
+        read_fields(Path(path), _LORA_FIELDS, HubError, optional=[field for field in _LORA_FIELDS if field not in _REQUIRED])
 
 
-def _load_isolated(repo: Repo, asked: dict, token: str | None) -> dict[str, dict]:
-    """Run `hf_tlm.hub.isolated_load` in a separate process with an empty cache, and return its answer.
+def _load_isolated(repo: Repo, request: dict, token: str | None) -> dict[str, dict]:
+    """Run `hf_tlm.hub.isolated_load` in a separate process with an empty cache, and return its results.
 
     Raises:
         HubError: the process failed.
@@ -400,19 +400,19 @@ def _load_isolated(repo: Repo, asked: dict, token: str | None) -> dict[str, dict
     with tempfile.TemporaryDirectory(prefix="hf-tlm-verify-") as home:
         # The code that it loads may not be trusted, so it must not find this machine's credentials. The token is passed
         # only to the calls that read the repository.
-        environment = {key: value for key, value in os.environ.items() if key not in _PLACES and not _SECRET.search(key)}
+        environment = {key: value for key, value in os.environ.items() if key not in _HF_PATHS and not _SECRET.search(key)}
         environment |= {"HF_HOME": home, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
-        answer = Path(home, "answer.json")
+        results_file = Path(home, "answer.json")
         program = files("hf_tlm.hub").joinpath("isolated_load.py").read_text(encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(answer)],
-            input=json.dumps({**asked, "token": token}),
+        process = subprocess.run(
+            [sys.executable, "-c", program, str(results_file)],
+            input=json.dumps({**request, "token": token}),
             env=environment,
             cwd=home,
             capture_output=True,
             text=True,
         )
-        if done.returncode:
-            reason = redacted(RuntimeError(done.stderr.strip().rsplit("\n", 1)[-1]))
+        if process.returncode:
+            reason = redacted(RuntimeError(process.stderr.strip().rsplit("\n", 1)[-1]))
             raise HubError(f"{repo} cannot be loaded without hf_tlm: {reason}")
-        return json.loads(answer.read_text(encoding="utf-8"))
+        return json.loads(results_file.read_text(encoding="utf-8"))

@@ -10,15 +10,15 @@ from hf_tlm.errors import HubError
 from hf_tlm.utils.run_files import SEED, SPLIT, STAGE
 from hf_tlm.utils.shown import kind_of
 
-_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
-_NAME = re.compile(rf"(?P<id>{_PART}/{_PART})(?:@(?P<revision>[^@\s]+))?")
+_NAME_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?P<id>{_NAME_PART}/{_NAME_PART})(?:@(?P<revision>[^@\s]+))?")
 # Type of repository -> prefix of the path of its page.
 TYPES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
 # A model name, with or without its owner, as a checkpoint or a card gives it.
 HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 # The folder of a checkpoint, and the folders between it and the folder of its run.
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
-_IN_A_RUN = re.compile(rf"training|({STAGE}|{SEED}|{SPLIT}|round-)\d+")
+_RUN_FOLDER = re.compile(rf"training|({STAGE}|{SEED}|{SPLIT}|round-)\d+")
 _HUB_CORPUS = re.compile(r"[\w][\w.-]*/[\w][\w.-]*@[0-9a-f]{40}\b")
 
 
@@ -88,8 +88,8 @@ def hub_dataset(corpus: str) -> str | None:
 
     The commit is required: without it, a local `folder/file.parquet` would look like a repository.
     """
-    found = _HUB_CORPUS.match(corpus)
-    return None if found is None else found[0]
+    match = _HUB_CORPUS.match(corpus)
+    return None if match is None else match[0]
 
 
 def short_name(name_or_path: str | None) -> str | None:
@@ -108,6 +108,6 @@ def displayed_name(name_or_path: str | None) -> str | None:
     first = len(parts) - 2
     if name_or_path is None or hub_name(name_or_path) or not _CHECKPOINT.fullmatch(parts[-1]):
         return short_name(name_or_path)
-    while first > 0 and _IN_A_RUN.fullmatch(parts[first]):
+    while first > 0 and _RUN_FOLDER.fullmatch(parts[first]):
         first -= 1
     return "/".join(parts[max(first, 0) :])

@@ -18,9 +18,9 @@ from hf_tlm.utils.run_files import MANIFEST_FILE
 
 Result = TypeVar("Result")
 SIZES = (("1K", 1e3), ("10K", 1e4), ("100K", 1e5), ("1M", 1e6), ("10M", 1e7), ("100M", 1e8), ("1B", 1e9))
-_MANIFEST_OF = re.compile(rf"(\w[\w.-]*)/{re.escape(MANIFEST_FILE)}")
+_NAMED_MANIFEST = re.compile(rf"(\w[\w.-]*)/{re.escape(MANIFEST_FILE)}")
 # Metadata fields that the repository's card collects from the cards of its subsets, in order and without duplicates.
-_MERGED = ("license", "language", "tags", "task_categories", "size_categories", "source_datasets")
+_MERGED_FIELDS = ("license", "language", "tags", "task_categories", "size_categories", "source_datasets")
 
 
 def subset_card(
@@ -92,16 +92,16 @@ def describe_data(columns: Mapping[str, str | None], parquet: str | os.PathLike)
     info = {"splits": [split], "download_size": os.path.getsize(parquet), "dataset_size": size}
     if None in columns.values():
         return info  # `datasets` reads the types from the file.
-    return {"features": [{"name": name, "dtype": kind} for name, kind in columns.items()], **info}
+    return {"features": [{"name": name, "dtype": dtype} for name, dtype in columns.items()], **info}
 
 
 def size_category(rows: int) -> str:
     """Return the Hub's size category for a number of rows."""
-    below = ""
+    lower_bound = ""
     for name, bound in SIZES:
         if rows < bound:
-            return f"{below}n<{name}"
-        below = f"{name}<"
+            return f"{lower_bound}n<{name}"
+        lower_bound = f"{name}<"
     return "n>1B"
 
 
@@ -125,16 +125,16 @@ def repo_files(repo: Repo, token: str | None = None, dry_run: bool = False) -> l
         except HubError:  # The repository does not exist, or this token has no access: the Hub did answer.
             pass
 
-    def files() -> list[str]:
+    def list_files() -> list[str]:
         try:
-            return _at_branch(repo, partial(HfApi(token=token).list_repo_files, repo.id, repo_type=repo.type))
+            return _call_at_branch(repo, partial(HfApi(token=token).list_repo_files, repo.id, repo_type=repo.type))
         except (RepositoryNotFoundError, RevisionNotFoundError):
             return []
 
-    return sorted(with_retries(files, repo))
+    return sorted(with_retries(list_files, repo))
 
 
-def _at_branch(repo: Repo, call: Callable[..., Result]) -> Result:
+def _call_at_branch(repo: Repo, call: Callable[..., Result]) -> Result:
     """Return the result of a call for a branch; for the default branch if it does not exist, as it is created from that."""
     from huggingface_hub.errors import RevisionNotFoundError
 
@@ -146,7 +146,7 @@ def _at_branch(repo: Repo, call: Callable[..., Result]) -> Result:
 
 def config_names(files: Sequence[str]) -> list[str]:
     """Return the names of the subsets in a repository, by the manifests among its files."""
-    return [match[1] for file in files if (match := _MANIFEST_OF.fullmatch(file))]
+    return [match[1] for file in files if (match := _NAMED_MANIFEST.fullmatch(file))]
 
 
 def check_alone(repo: Repo, token: str | None = None, dry_run: bool = False) -> None:
@@ -164,7 +164,7 @@ def config_cards(repo: Repo, names: Sequence[str], token: str | None = None) -> 
 
     def read(name: str) -> str:
         download = partial(hf_hub_download, repo.id, f"{name}/{CARD}", repo_type=repo.type, token=token)
-        return Path(_at_branch(repo, download)).read_text(encoding="utf-8")
+        return Path(_call_at_branch(repo, download)).read_text(encoding="utf-8")
 
     return {name: with_retries(partial(read, name), repo) for name in names}
 
@@ -180,17 +180,17 @@ def configs_card(cards: Mapping[str, str], repo_id: str) -> str:
     """
     from huggingface_hub import DatasetCardData, RepoCard
 
-    found = {name: RepoCard(text).data.to_dict() for name, text in cards.items()}
-    for name, data in found.items():
+    metadata = {name: RepoCard(text).data.to_dict() for name, text in cards.items()}
+    for name, data in metadata.items():
         if missing := [field for field in ("configs", "dataset_info") if not data.get(field)]:
             raise HubError(
                 f"The metadata of {name}/{CARD} in {repo_id} lack {' and '.join(missing)}, which the card of the "
                 "repository needs. Restore them, or publish that subset again."
             )
     merged: dict[str, Any] = {}
-    for field in _MERGED:
-        given = [data[field] for data in found.values() if data.get(field) is not None]
-        values = [value for one in given for value in (one if isinstance(one, list) else [one])]
+    for field in _MERGED_FIELDS:
+        field_values = [data[field] for data in metadata.values() if data.get(field) is not None]
+        values = [value for item in field_values for value in (item if isinstance(item, list) else [item])]
         merged[field] = list(dict.fromkeys(values)) or None
     for field in ("license", "language"):
         if merged[field] and len(merged[field]) == 1:
@@ -198,10 +198,10 @@ def configs_card(cards: Mapping[str, str], repo_id: str) -> str:
     data = DatasetCardData(
         pretty_name=repo_id.partition("/")[2],
         **merged,
-        configs=[entry for data in found.values() for entry in data["configs"]],
-        dataset_info=[data["dataset_info"] for data in found.values()],
+        configs=[entry for data in metadata.values() for entry in data["configs"]],
+        dataset_info=[data["dataset_info"] for data in metadata.values()],
     )
-    titles = {name: data.get("pretty_name", name) for name, data in found.items()}
-    rows = {name: data["dataset_info"]["splits"][0]["num_examples"] for name, data in found.items()}
+    titles = {name: data.get("pretty_name", name) for name, data in metadata.items()}
+    rows = {name: data["dataset_info"]["splits"][0]["num_examples"] for name, data in metadata.items()}
     text = render("subset_configs.md", data, name=data.pretty_name, titles=titles, rows=rows, repo=PLACEHOLDER)
     return published_card(text, repo_id)

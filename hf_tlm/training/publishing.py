@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from hf_tlm.errors import ArgumentsError, HubError
 from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import Push, check_push, push
-from hf_tlm.hub.repo import CODE, CONTINUING, NAMES, check_sizes, fetch, file_sizes, is_ours, mark
+from hf_tlm.hub.repo import CODE, PUBLISHED_FILES, RESUME_FILES, check_sizes, fetch, file_sizes, is_ours, mark_as_fetched
 from hf_tlm.hub.repo_id import find_repo, hub_name
 from hf_tlm.models import coco_lm
 from hf_tlm.training.base_arguments import BaseArguments, PublishedArguments
@@ -154,7 +154,7 @@ class CheckpointPushes(TrainerCallback):
         staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=self.output_dir))
         for path in needed_to_continue(self.output_dir):
             name = path.relative_to(self.output_dir)
-            if not is_ours(name.as_posix(), (*NAMES, *CONTINUING, *CODE)):
+            if not is_ours(name.as_posix(), (*PUBLISHED_FILES, *RESUME_FILES, *CODE)):
                 continue
             link = staged / name
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def fetch_run(args: BaseArguments) -> None:
             f"{repo_id} has no run to continue: there is no {SETTINGS_FILE}. Runs with --hub_strategy checkpoint are on a "
             "separate branch, such as owner/name@main-checkpoints."
         )
-    wanted = {name: size for name, size in sizes.items() if is_ours(name, (*NAMES, *CONTINUING, *OWN_CODE))}
+    wanted = {name: size for name, size in sizes.items() if is_ours(name, (*PUBLISHED_FILES, *RESUME_FILES, *OWN_CODE))}
     check_sizes(wanted, str(repo_id))
     others = sorted(set(sizes) - set(wanted) - {".gitattributes"})
     logger.warning(
@@ -249,7 +249,7 @@ def fetch_run(args: BaseArguments) -> None:
     with atomic_directory(output_dir) as work:
         for name, size in wanted.items():
             _copy(snapshot, name, size, work / name)
-        mark(work, repo_id, repo)
+        mark_as_fetched(work, repo_id, repo)
 
 
 def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:

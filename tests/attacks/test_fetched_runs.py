@@ -12,7 +12,7 @@ from attacks.hostile import classifier, finetuned, pickled, torch_pickled
 from hf_tlm.analysis import AnalysisError, write_report
 from hf_tlm.errors import HubError
 from hf_tlm.hub import publish_model, repo
-from hf_tlm.hub.repo import CODE, CONTINUING, MARK, NAMES, is_foreign, is_ours
+from hf_tlm.hub.repo import CODE, FETCHED_FILE, PUBLISHED_FILES, RESUME_FILES, is_foreign, is_ours
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import read_weights
 from hf_tlm.runs import ProtocolError, predict, run_tlm
@@ -48,7 +48,7 @@ def names(folder):
 def test_files_that_no_recipe_writes_are_not_fetched(hub, tmp_path, caplog, name):
     hub.put("mallory/run", {**RUN, name: "x"})
     fetch(tmp_path / "out")
-    assert names(tmp_path / "out") == {*RUN, MARK}
+    assert names(tmp_path / "out") == {*RUN, FETCHED_FILE}
     assert "Downloading 3 files of mallory/run, 5 bytes. Skipped" in caplog.text
     assert {path.name for path in tmp_path.iterdir()} <= {"out", "hub-cache"}
 
@@ -82,7 +82,7 @@ def test_refused_run_leaves_no_files(hub, tmp_path, monkeypatch, files, bounds, 
 def test_code_files_of_this_package_are_fetched(hub, tmp_path):
     hub.put("alice/run", {**RUN, **OWN})
     fetch(tmp_path / "out", "alice/run")
-    assert {*RUN, *OWN, MARK} == names(tmp_path / "out")
+    assert {*RUN, *OWN, FETCHED_FILE} == names(tmp_path / "out")
     assert is_foreign(tmp_path / "out/seed-0/stage1/checkpoint-2") and not is_foreign(tmp_path)
 
 
@@ -143,7 +143,7 @@ def test_report_ignores_local_paths_named_by_a_fetched_run(run_and_record, tmp_p
     (tmp_path / "data").mkdir()
     (run / "results.json").write_text(json.dumps(record | {"command": f"train_tlm.py --task {tmp_path / 'data'}"}))
     assert "Give --task" not in write_report(run, tmp_path / "own.html").read_text(encoding="utf-8")
-    (run / MARK).write_text("{}")
+    (run / FETCHED_FILE).write_text("{}")
     page = write_report(run, tmp_path / "foreign.html").read_text(encoding="utf-8")
     assert "Give --task" in page and "The run came from the Hub" in page
     assert "Give --task" not in write_report(run, tmp_path / "given.html", task=task).read_text(encoding="utf-8")
@@ -228,5 +228,5 @@ def test_only_files_that_recipes_write_are_published(hub, tokenizer, tmp_path, c
 def test_every_file_of_a_run_is_recognized(killed, tmp_path):
     killed[1]()
     found = names(tmp_path / "out")
-    assert len(found) > 20 and [name for name in found if not is_ours(name, (*NAMES, *CONTINUING, *CODE))] == []
+    assert len(found) > 20 and [name for name in found if not is_ours(name, (*PUBLISHED_FILES, *RESUME_FILES, *CODE))] == []
     assert json.loads((tmp_path / "out/settings.json").read_text()) and os.path.isdir(tmp_path / "out/seed-0/model")
