@@ -34,9 +34,9 @@ from hf_tlm.commands import OTHER_SECTIONS, RECIPES, did_you_mean, find_preset
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import check_working_folder
 from hf_tlm.utils.lazy import outline
-from hf_tlm.utils.options import RANGES, problem
+from hf_tlm.utils.options import RANGES, range_problem
 from hf_tlm.utils.problems import disk_problem, gpu_problem, process_problem
-from hf_tlm.utils.process import Terminated, check_variables, never_lost, nobody_reads, on_sigterm, plain_output
+from hf_tlm.utils.process import Terminated, check_variables, nobody_reads, on_sigterm, plain_output, resend_lost_signals
 from hf_tlm.utils.shown import for_terminal, shown_path, suggestion
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def _number(name: str, of: type, optional: bool, text: str) -> float | None:
         value = of(text)
     except ValueError:
         value = text
-    if wrong := problem(name, value):
+    if wrong := range_problem(name, value):
         raise argparse.ArgumentTypeError(wrong)
     return value
 
@@ -417,7 +417,7 @@ def run(main: Callable[[], Any]) -> None:
     traceback.
     """
     try:
-        with on_sigterm(_terminate), never_lost(), plain_output():
+        with on_sigterm(_terminate), resend_lost_signals(), plain_output():
             if not HELP & set(sys.argv[1:]):
                 from transformers.utils import logging
 

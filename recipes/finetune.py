@@ -22,7 +22,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.runs import CheckpointArguments, GridArguments, PredictArguments
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.utils.run_files import saying_if_finished
+from hf_tlm.utils.run_files import mention_if_finished
 
 
 def main() -> None:
@@ -40,13 +40,13 @@ def main() -> None:
         runs.check_finetuning(checkpoint, args)
 
     # 2. The labelled task. Data that could not be predicted on at the end are refused before the training.
-    with saying_if_finished(args.folder):
+    with mention_if_finished(args.folder):
         task = task_args.load()
     reading = {"drop_bad_rows": task_args.drop_bad_rows, "separator": task_args.separator}
     runs.check_predictable(task, predicting, args.output_dir, **reading)
     if args.process_index == 0:
         print(task.to_text())
-    with saying_if_finished(args.folder):
+    with mention_if_finished(args.folder):
         subset = subset_args.open()
     if args.process_index == 0:
         print(data.unseen_words_line(task, None if subset is None else subset.dataset))

@@ -33,9 +33,9 @@ from hf_tlm.corpora.tables import (
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, may_be_repo
 from hf_tlm.utils.arrow_files import without_format
-from hf_tlm.utils.options import problem
+from hf_tlm.utils.options import range_problem
 from hf_tlm.utils.run_files import MANIFEST_FILE, SETTINGS_FILE
-from hf_tlm.utils.shown import instead, named_columns
+from hf_tlm.utils.shown import describe_received, named_columns
 from hf_tlm.utils.texts import SAMPLE_BY
 
 _SAMPLE_BYTES = 1 << 16
@@ -93,7 +93,7 @@ def load_corpus(
         CorpusError: nothing matches, a file type is unknown, max_words or sample_by is invalid. While iterating: a file
             cannot be read, a column is missing or holds no text, an id of `id_column` is null or repeated.
     """
-    if max_words is not None and (wrong := problem("passage_words", max_words)):
+    if max_words is not None and (wrong := range_problem("passage_words", max_words)):
         raise CorpusError(f"max_words: {wrong}")
     max_words = max_words or None
     if sample_by not in SAMPLE_BY:
@@ -139,7 +139,7 @@ def _split_patterns(corpus: Any) -> tuple[str, list[str]]:
         return corpus, [pattern for pattern in corpus.split(",") if pattern]
     paths = [corpus] if isinstance(corpus, os.PathLike) else corpus
     if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
-        hint = instead(corpus, "load_corpus", splits='dataset["train"]')
+        hint = describe_received(corpus, "load_corpus", splits='dataset["train"]')
         raise CorpusError(f"corpus: expected files, a Hub id or a datasets.Dataset; {hint}")
     patterns = [*map(os.fspath, paths)]
     return ",".join(patterns), patterns

@@ -26,7 +26,7 @@ from hf_tlm.utils.arrow_files import cache_folder, find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import checked_text, find_checked
 from hf_tlm.utils.options import check_numbers
-from hf_tlm.utils.texts import by_size, sentences
+from hf_tlm.utils.texts import batch_by_size, sentences
 
 CONTIGUOUS, SENTENCES = "contiguous", "sentences"
 # Characters that are tokenised together. The limit bounds memory when documents are long.
@@ -87,7 +87,7 @@ class BlockMaker:
 
     def add(self, texts: Sequence[str]) -> Iterator[None]:
         """Append texts, and yield after each one, when `blocks`, `open` and `tokens` include exactly the texts so far."""
-        for chunk in by_size(texts, _CHUNK_CHARACTERS):
+        for chunk in batch_by_size(texts, _CHUNK_CHARACTERS):
             encoded = self.tokenizer(
                 chunk,
                 add_special_tokens=False,

@@ -18,9 +18,9 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
-from hf_tlm.utils.arrow_files import cache_folder, is_whole, map_rows, seal_rows, without_format
+from hf_tlm.utils.arrow_files import cache_folder, is_intact, map_rows, seal_rows, without_format
 from hf_tlm.utils.files import atomic_file
-from hf_tlm.utils.options import check_numbers, named, of_python
+from hf_tlm.utils.options import check_numbers, named, to_python
 from hf_tlm.utils.seals import keep_sealed
 from hf_tlm.utils.shown import kind_of
 from hf_tlm.utils.texts import alphabet_of
@@ -286,7 +286,7 @@ def tokenize(
         TokenizerError: an argument has the wrong type; the message says what to pass.
     """
     _check_tokenizable(dataset, tokenizer, max_length)
-    dataset, max_length = without_format(dataset), of_python(max_length)
+    dataset, max_length = without_format(dataset), to_python(max_length)
     pairs = "text_pair" in dataset.column_names
     type_ids = (pairs or all_types) and "token_type_ids" in tokenizer.model_input_names
 
@@ -410,7 +410,7 @@ def text_lengths(dataset: Dataset | None) -> np.ndarray:
     if dataset is None or len(dataset) <= _IN_MEMORY:
         return np.concatenate([np.zeros(0, np.int32), *_iterate_lengths(dataset)])
     file = cache_folder() / f"lengths-{dataset._fingerprint}-{len(dataset)}.i32"
-    if not is_whole(file) or file.stat().st_size != 4 * len(dataset):
+    if not is_intact(file) or file.stat().st_size != 4 * len(dataset):
         with atomic_file(file) as stream:
             for chunk in _iterate_lengths(dataset):
                 stream.write(chunk.data)

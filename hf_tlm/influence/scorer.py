@@ -32,7 +32,7 @@ from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER, Block, TaskGradien
 from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.models.families import longest_input
 from hf_tlm.utils.files import atomic_directory, sha256
-from hf_tlm.utils.options import check_numbers, of_python
+from hf_tlm.utils.options import check_numbers, to_python
 
 # Task gradients are written, and shared between processes, in blocks of at most this many texts.
 BLOCK_TEXTS = 1024
@@ -111,7 +111,7 @@ class InfluenceScorer:
         check_numbers(InfluenceError, score_mlm_probability=mlm_probability, score_batch_size=batch_size)
         check_numbers(InfluenceError, projection_dim=projection_dim, layer=layer, selection_seed=seed)
         # The settings are written as JSON, which does not accept NumPy's numbers.
-        layer, mlm_probability, seed, projection_dim = map(of_python, (layer, mlm_probability, seed, projection_dim))
+        layer, mlm_probability, seed, projection_dim = map(to_python, (layer, mlm_probability, seed, projection_dim))
         check_alike(models)
         self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
         if len(tokenizer) > (vocabulary := models[0].config.vocab_size):
@@ -178,7 +178,7 @@ class InfluenceScorer:
             HfTlmError: the gradients cannot be written.
         """
         check_numbers(InfluenceError, task_batch_size=task_batch_size)
-        task_batch_size = of_python(task_batch_size)  # JSON does not accept NumPy's numbers.
+        task_batch_size = to_python(task_batch_size)  # JSON does not accept NumPy's numbers.
         rows = read(rows, "label")
         if not len(rows):
             raise InfluenceError("Influence on a task needs labelled texts, those of its validation split; received none.")

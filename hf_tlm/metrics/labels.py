@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.tasks.tagging import is_iob2
-from hf_tlm.utils.options import of_python
+from hf_tlm.utils.options import to_python
 
 logger = logging.getLogger(__name__)
 Tags = Sequence[str | None]  # The tags of one sentence.
@@ -83,7 +83,7 @@ class _ClassificationMetric(TaskMetric):
             if values is None or _are_classes(values):
                 continue
             raise HfTlmError(
-                f"{self.name}: expected {side} to be indices of classes, [N]; received {of_python(values)!r:.60}. Use the "
+                f"{self.name}: expected {side} to be indices of classes, [N]; received {to_python(values)!r:.60}. Use the "
                 "argmax of logits and indices of class names, and remove texts without a label."
             )
         super().add_batch(predictions=predictions, references=references, **options)
@@ -92,7 +92,7 @@ class _ClassificationMetric(TaskMetric):
 def _are_classes(values: Any) -> bool:
     """Return whether the values are a flat sequence of whole numbers, 0 or more."""
     try:
-        array = np.asarray(of_python(values))
+        array = np.asarray(to_python(values))
         # pandas may store integers as objects.
         array = np.asarray(array.tolist()) if array.dtype.kind == "O" else array
     except ValueError:  # Lists of different lengths.

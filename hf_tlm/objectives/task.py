@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hf_tlm.errors import HfTlmError
 from hf_tlm.objectives.terms import Batch, mean, read
 from hf_tlm.tasks.spec import NO_LABEL
-from hf_tlm.utils.options import Range, check_number, of_python
+from hf_tlm.utils.options import Range, check_number, to_python
 
 # Probabilities are clamped to this before their logarithm.
 _MIN_PROBABILITY = 1e-9
@@ -37,7 +37,7 @@ class TaskLoss:
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
         check_number(HfTlmError, "label_smoothing", label_smoothing, Range(0, 1, below=True))
-        weights = None if class_weights is None else [of_python(weight) for weight in of_python(class_weights)]
+        weights = None if class_weights is None else [to_python(weight) for weight in to_python(class_weights)]
         for weight in weights or ():
             check_number(HfTlmError, "class_weights", weight, Range(0, 1e6))
         self.label_smoothing = label_smoothing

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.options import of_python
+from hf_tlm.utils.options import to_python
 
 Batch = Mapping[str, torch.Tensor]
 # The entries of a batch that objectives read, and where they come from.
@@ -82,7 +82,7 @@ class WeightedSum:
     def __init__(self, *parts: tuple[float, Any]):
         for part in parts:
             is_pair = isinstance(part, (tuple, list)) and len(part) == 2
-            if not (is_pair and isinstance(of_python(part[0]), Real) and callable(part[1])):
+            if not (is_pair and isinstance(to_python(part[0]), Real) and callable(part[1])):
                 raise HfTlmError(
                     f"{type(self).__name__} needs pairs of a weight and a loss, such as (1.0, TaskLoss()); received "
                     f"{part!r:.60}."

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.tasks.spec import Task, columns_of_texts
-from hf_tlm.utils.texts import UNSPACED, by_size
+from hf_tlm.utils.texts import UNSPACED, batch_by_size
 
 BATCH_CHARACTERS = 1 << 20
 BETWEEN, LETTER, WORD = range(3)
@@ -49,7 +49,7 @@ def hash_words(texts: Iterable[str]) -> Iterator[tuple[list[str], np.ndarray, np
     Yields:
         (texts, word hashes uint64 [words], offsets int64 [texts + 1]) of each batch.
     """
-    for batch in by_size(texts, BATCH_CHARACTERS):
+    for batch in batch_by_size(texts, BATCH_CHARACTERS):
         yield batch, *_hash_batch(batch)
 
 

@@ -20,7 +20,7 @@ from hf_tlm.retrieval.subset_files import SubsetLike
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError, load_bm25s, word_pattern
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.options import RANGES, check_number
-from hf_tlm.utils.shown import Markdown, escape, for_markdown, instead, markdown_table, one_line
+from hf_tlm.utils.shown import Markdown, describe_received, escape, for_markdown, markdown_table, one_line
 from hf_tlm.utils.texts import UNSPACED_SET, count_words
 
 SETTINGS = (
@@ -61,7 +61,7 @@ def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples:
     if task is not None:
         check_task(task)
     if not all(hasattr(subset, name) for name in ("manifest", "dataset", "examples")):
-        raise RetrievalError(f"subset: expected a Subset; {instead(subset, 'Subset.open', data=False)}")
+        raise RetrievalError(f"subset: expected a Subset; {describe_received(subset, 'Subset.open', data=False)}")
     check_number(RetrievalError, "num_examples", num_examples, RANGES["num_examples"])
     manifest, random = subset.manifest, subset.manifest["retriever"] == "random"
     released = subset.manifest["retriever"] == "released"

@@ -27,7 +27,7 @@ from hf_tlm.retrieval.subset_files import COLUMNS, FORMAT, FORMAT_VERSION, METHO
 from hf_tlm.retrieval.texts import RetrievalError, build_queries, check_query_mode, example_texts
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cache_folder
-from hf_tlm.utils.options import check_numbers, of_python
+from hf_tlm.utils.options import check_numbers, to_python
 from hf_tlm.utils.texts import script_of
 from hf_tlm.version import __version__
 
@@ -104,7 +104,7 @@ def retrieve(
     settings = settings or Bm25Settings()
     # Convert to Python numbers: the manifest is JSON.
     top_k, max_query_terms, num_passages, seed, deduplicate = map(
-        of_python, (top_k, max_query_terms, num_passages, seed, deduplicate)
+        to_python, (top_k, max_query_terms, num_passages, seed, deduplicate)
     )
     is_default_k = top_k is None
     top_k = default_top_k(len(task.train)) if top_k is None else top_k

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
-from hf_tlm.utils.options import check_numbers, of_python
+from hf_tlm.utils.options import check_numbers, to_python
 
 # BM25 engine -> the variants it offers.
 VARIANTS = {
@@ -61,7 +61,7 @@ class Bm25Settings:
             raise RetrievalError(f"There is no BM25 variant {self.variant!r}. {_list_variants()}")
         check_numbers(RetrievalError, k1=self.k1, b=self.b, delta=self.delta)
         for name in ("k1", "b", "delta"):
-            object.__setattr__(self, name, of_python(getattr(self, name)))
+            object.__setattr__(self, name, to_python(getattr(self, name)))
         if self.delta is not None and self.variant not in DEFAULT_DELTA:
             raise RetrievalError(
                 f"delta is only for the variants {', '.join(DEFAULT_DELTA)}; received delta {self.delta!r} with "

@@ -42,10 +42,10 @@ from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cached_rows
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import entry, find_format
-from hf_tlm.utils.options import named, of_python
+from hf_tlm.utils.options import named, to_python
 from hf_tlm.utils.problems import writing_cache
 from hf_tlm.utils.run_files import MANIFEST_FILE
-from hf_tlm.utils.shown import dataset_of, instead, kind_of
+from hf_tlm.utils.shown import dataset_of, describe_received, kind_of
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus
@@ -273,7 +273,7 @@ class Subset:
             RetrievalError: `n` is not an integer; a query is not in the task's training split.
         """
         check_task(task)
-        if not isinstance(n := of_python(n), int):
+        if not isinstance(n := to_python(n), int):
             raise RetrievalError(f"n: expected a whole number of passages; received {n!r:.60}.")
         rows = self.dataset[: max(n, 0)]
         rows_with_query = [row for row, query in enumerate(rows["best_query"]) if query is not None]
@@ -451,7 +451,7 @@ def _describe_engine(manifest: dict[str, Any]) -> str:
 def check_subset(subset: Any) -> None:
     """Check that an argument is a Subset, not for instance its name, or raise a RetrievalError that says what to pass."""
     if not isinstance(subset, Subset):
-        raise RetrievalError(f"subset: expected a Subset; {instead(subset, 'Subset.open', data=False)}")
+        raise RetrievalError(f"subset: expected a Subset; {describe_received(subset, 'Subset.open', data=False)}")
 
 
 def check_subsets(subsets: Any) -> None:

@@ -23,7 +23,7 @@ from hf_tlm.runs.prediction_source import Source
 from hf_tlm.runs.records import aggregate
 from hf_tlm.tasks import Task
 from hf_tlm.utils.options import named
-from hf_tlm.utils.run_files import AGAIN, SEED, predictions_file, read_answers, seed_folder
+from hf_tlm.utils.run_files import REPAIR_ADVICE, SEED, predictions_file, read_prediction_records, seed_folder
 
 # Kinds of tasks whose predictions can be averaged.
 KINDS = ("classification", "regression")
@@ -100,7 +100,7 @@ def _described(source: Source) -> str:
     return f"{source.spec.kind}{classes}, texts in {', '.join(source.spec.text_columns)}"
 
 
-def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> dict[str, dict[str, float]]:
+def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = REPAIR_ADVICE) -> dict[str, dict[str, float]]:
     """Return the scores of the averaged predictions of several seeds' models, computed from their saved predictions.
 
     Args:
@@ -116,7 +116,7 @@ def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> d
     return {split: score(task, found, task.splits[split]) for split, found in answers.items() if found is not None}
 
 
-def read_average(seeds: Sequence[Path], split: str, advice: str = AGAIN) -> list[dict[str, Any]] | None:
+def read_average(seeds: Sequence[Path], split: str, advice: str = REPAIR_ADVICE) -> list[dict[str, Any]] | None:
     """Return the average of the saved predictions of several seeds for a split; those of a single seed as they are.
 
     Args:
@@ -132,7 +132,7 @@ def read_average(seeds: Sequence[Path], split: str, advice: str = AGAIN) -> list
     files = [predictions_file(folder, split) for folder in seeds]
     if not files or not all(file.is_file() for file in files):
         return None
-    found = [read_answers(folder, split, advice=advice) or [] for folder in seeds]
+    found = [read_prediction_records(folder, split, advice=advice) or [] for folder in seeds]
     sizes = [len(answers) for answers in found]
     if len(set(sizes)) > 1:
         fewest, most = (files[sizes.index(size)] for size in (min(sizes), max(sizes)))

@@ -55,7 +55,7 @@ from hf_tlm.training.stages import with_initialization
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.options import check_given
 from hf_tlm.utils.seals import write_seal
-from hf_tlm.utils.shown import instead
+from hf_tlm.utils.shown import describe_received
 
 # transformers' default class names, for the config of a model without classes; heads that need them are not exported.
 ID2LABEL = {0: "LABEL_0", 1: "LABEL_1"}
@@ -111,7 +111,7 @@ def run_pretraining(
         BlocksError, CorpusError, TokenizerError, ModelError: see `BlockShards`, `cached_wordpiece`, `model_factory`.
     """
     if not isinstance(corpus, Corpus):
-        made = instead(corpus, "load_corpus", splits='dataset["train"]')
+        made = describe_received(corpus, "load_corpus", splits='dataset["train"]')
         if hasattr(corpus, "as_corpus"):
             made = "received a Subset. Give subset.as_corpus()."
         raise CorpusError(f"corpus: expected a Corpus; {made}")

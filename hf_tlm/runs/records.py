@@ -33,7 +33,7 @@ from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
 from hf_tlm.training.teacher import cost_line, described
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import listed, mapped, maybe, read_fields, real, record, truth, whole, words
-from hf_tlm.utils.options import of_python
+from hf_tlm.utils.options import to_python
 from hf_tlm.utils.run_files import SEED_FIGURES, seed_figure, seed_folder
 from hf_tlm.utils.shown import kind_of, markdown_table, shown_argument, shown_values
 
@@ -225,7 +225,7 @@ def _check_scores(scores: Any, figure: Any) -> None:
             raise HfTlmError(
                 f"scores: expected a mapping of names to numbers for a seed; received {kind_of(score)}. {example}"
             )
-        if wrong := [name for name, value in score.items() if not isinstance(of_python(value), Real)]:
+        if wrong := [name for name, value in score.items() if not isinstance(to_python(value), Real)]:
             received = kind_of(score[wrong[0]])
             raise HfTlmError(f"scores: expected numbers; received {received} as {wrong[0]!r:.60}. {example}")
     if figure not in SEED_FIGURES:

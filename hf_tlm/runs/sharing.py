@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from hf_tlm.errors import HfTlmError
 from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.run_folder import SEED, finished
-from hf_tlm.utils.locks import agree, let_others_in, place_in_job, try_lock
+from hf_tlm.utils.locks import broadcast_decision, let_others_in, rank_and_size, try_lock
 from hf_tlm.utils.run_files import seed_folder
 
 logger = logging.getLogger(__name__)
@@ -74,13 +74,13 @@ def run_shared(
         PointsError: some points failed, and the others are finished.
         LockError: a lock cannot be created.
     """
-    rank, processes = place_in_job()
+    rank, processes = rank_and_size()
     work, failures = _Points(points, folder, done, after, name), {}
     awaited: set[int] = set()
     while True:
         taken, lock, others = work.take() if rank == 0 else (None, None, set())
         with lock or contextlib.nullcontext():
-            taken, looked_too_early, ended = agree((taken, not others, not work.left), processes)
+            taken, looked_too_early, ended = broadcast_decision((taken, not others, not work.left), processes)
             if taken is not None:
                 if taken in awaited:
                     logger.warning("%s was left unfinished by another process and is continued here.", work.names[taken])

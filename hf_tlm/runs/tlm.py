@@ -54,7 +54,7 @@ from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import let_others_in, shares_output_dir
 from hf_tlm.utils.options import check_given
-from hf_tlm.utils.run_files import PREDICTIONS, predictions_file, saying_if_finished, seed_folder, stage_folder
+from hf_tlm.utils.run_files import PREDICTIONS, mention_if_finished, predictions_file, seed_folder, stage_folder
 
 
 class Run(SeededRun):
@@ -103,7 +103,7 @@ def run_tlm(
     }
     with args.main_process_first(desc="checking the output folder"):
         longest = max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0)
-        with saying_if_finished(output_dir):
+        with mention_if_finished(output_dir):
             check_sources(model_args, longest, mlm=args.stage != "2", whole_word_mask=args.whole_word_mask)
             content = content_of(open_teacher(task, args))
         check_passage_options(task, subset is not None, args)

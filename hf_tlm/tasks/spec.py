@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.shown import few, instead
+from hf_tlm.utils.shown import describe_received, few
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -260,7 +260,7 @@ def check_kind(name: str, kind: str, user: str, *kinds: str) -> None:
 def check_task(task: Any, user: str = "", *kinds: str) -> None:
     """Raise a TaskError that says what to pass if `task` is not a Task, or not of one of `kinds` if these are given."""
     if not isinstance(task, Task):
-        raise TaskError(f"task: expected a Task; {instead(task, 'load_task')}")
+        raise TaskError(f"task: expected a Task; {describe_received(task, 'load_task')}")
     if kinds:
         task.check_kind(user, *kinds)
 

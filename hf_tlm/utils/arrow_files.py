@@ -41,7 +41,7 @@ def without_format(rows: Dataset) -> Dataset:
 
 def seal_rows(file: Path, rows: int) -> None:
     """Write the seal of a complete Arrow file, or raise an OSError or HfTlmError."""
-    facts = {"rows": rows, **_stamp(file), "xxh3": checksum(file)}
+    facts = {"rows": rows, **_file_stamp(file), "xxh3": checksum(file)}
     atomic_write(_seal_path(file), json.dumps(facts) + "\n")
 
 
@@ -73,43 +73,43 @@ def map_rows(rows: Dataset, function: Callable, *, one_of_each: bool = True, **o
     Args:
         one_of_each: whether the function returns one row for each row; otherwise the number of rows is not checked.
     """
-    folder = next((file.parent for file in _files(rows)), Path(config.HF_DATASETS_CACHE))
+    folder = next((file.parent for file in _cache_files(rows)), Path(config.HF_DATASETS_CACHE))
 
-    def mapped(**more: Any) -> Dataset:
+    def map_once(**overrides: Any) -> Dataset:
         with writing_cache(folder):
-            return rows.map(function, **options, **more)
+            return rows.map(function, **options, **overrides)
 
-    again = partial(mapped, load_from_cache_file=False)
-    return _ensure_sealed(mapped, again, options.get("desc", "Rows"), folder, len(rows) if one_of_each else None)
+    map_again = partial(map_once, load_from_cache_file=False)
+    return _ensure_sealed(map_once, map_again, options.get("desc", "Rows"), folder, len(rows) if one_of_each else None)
 
 
 def cached_rows(load: Callable[[], Dataset]) -> Dataset:
     """Return the rows that `load` reads through the cache of `datasets`; load them again if the cached files are damaged."""
     folder = Path(config.HF_DATASETS_CACHE)
 
-    def again() -> Dataset:
+    def reload() -> Dataset:
         for file in list(filter(_seal_mismatch, folder.rglob("*.arrow"))):
             if (file.parent / config.DATASET_INFO_FILENAME).is_file():  # A prepared data set has its own folder.
                 shutil.rmtree(file.parent, ignore_errors=True)
         return load()
 
-    return _ensure_sealed(load, again, "Rows", folder)
+    return _ensure_sealed(load, reload, "Rows", folder)
 
 
 def _ensure_sealed(
-    make: Callable[[], Dataset], again: Callable[[], Dataset], name: str, folder: Path, expected: int | None = None
+    make: Callable[[], Dataset], remake: Callable[[], Dataset], name: str, folder: Path, expected: int | None = None
 ) -> Dataset:
-    """Return the rows that `make` finds in a cache or writes to it, or those of `again` if they are damaged; seal them.
+    """Return the rows that `make` finds in a cache or writes to it, or those of `remake` if they are damaged; seal them.
 
     Args:
         name: what the rows are called in a warning.
-        place: the folder of their files, or a parent of it.
+        folder: the folder of their files, or a parent of it.
         expected: expected number of rows; None: any.
     """
     try:
         dataset = make()
         problem = None if expected in (None, len(dataset)) else f"{len(dataset):,} rows of {expected:,}"
-        problem = problem or next(filter(None, map(_seal_mismatch, _files(dataset))), None)
+        problem = problem or next(filter(None, map(_seal_mismatch, _cache_files(dataset))), None)
     except (OSError, pa.ArrowException) as error:
         if getattr(error, "errno", None) is not None:  # An error of the system, such as a full disk; Arrow's have no errno.
             raise
@@ -120,15 +120,15 @@ def _ensure_sealed(
             raise
     if problem is not None:
         logger.warning("%s: its copy in the cache is damaged and will be created again (%s).", name, problem)
-        dataset = again()
-    for file in _files(dataset):
+        dataset = remake()
+    for file in _cache_files(dataset):
         if problem is not None or not _seal_path(file).exists():
             with contextlib.suppress(OSError, HfTlmError):  # A cache of other users may not be writable.
                 seal_rows(file, len(dataset))
     return dataset
 
 
-def is_whole(file: Path) -> bool:
+def is_intact(file: Path) -> bool:
     """Return whether a cached file exists and matches its seal; log a warning if it does not match."""
     if not file.is_file():
         return False
@@ -144,7 +144,7 @@ def _seal_mismatch(file: Path) -> str | None:
     sealed = find_object(_seal_path(file))
     if sealed is None or not {"size", "mtime_ns", "xxh3"} <= sealed.keys():
         return "its seal cannot be read"
-    stamp = _stamp(file)
+    stamp = _file_stamp(file)
     if stamp == {name: sealed[name] for name in stamp}:
         return None
     if stamp["size"] != sealed["size"]:
@@ -160,11 +160,11 @@ def _seal_path(file: Path) -> Path:
     return file.with_name(f"{file.name}.seal")
 
 
-def _stamp(file: Path) -> dict[str, int]:
+def _file_stamp(file: Path) -> dict[str, int]:
     status = file.stat()
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
-def _files(rows: Dataset) -> list[Path]:
+def _cache_files(rows: Dataset) -> list[Path]:
     """Return the files that hold rows on disk."""
     return [Path(file["filename"]) for file in rows.cache_files]

@@ -17,18 +17,18 @@ from typing import BinaryIO
 
 from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.utils.locks import Flock
-from hf_tlm.utils.problems import disk_problem, told
+from hf_tlm.utils.problems import describe_error, disk_problem
 
 # Errors of file systems that cannot sync folders, or do not need to.
-_NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF, errno.EISDIR)
-_TRIES = 100
+_UNSUPPORTED_ERRNOS = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF, errno.EISDIR)
+_MAX_TRIES = 100
 
 
 class Temporary:
     """A new hidden sibling of a path, `.<name>.<32 hex digits>`, an empty folder or file, locked until `release`."""
 
     def __init__(self, target: Path, *, folder: bool, kind: str = ""):
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             self.path = target.with_name(f".{target.name}.{kind}{uuid.uuid4().hex}")
             if folder:
                 self.path.mkdir()
@@ -42,7 +42,7 @@ class Temporary:
                 remove(self.path)
                 raise
             # Another process may have removed it as abandoned before it was locked.
-            if self._lock.lock() is not False and self._lock.is_of(self.path):
+            if self._lock.lock() is not False and self._lock.is_lock_of(self.path):
                 return
             self._lock.release()
         raise OSError(errno.EAGAIN, "others remove what is made", str(self.path))
@@ -72,7 +72,7 @@ def remove(path: Path) -> None:
 
 def remove_abandoned(target: Path) -> None:
     """Remove temporary siblings of a path whose process has ended; those whose lock cannot be checked stay."""
-    for path in list(_siblings(target)):
+    for path in list(_find_temporary(target)):
         try:
             lock = Flock.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
         except OSError:
@@ -82,7 +82,7 @@ def remove_abandoned(target: Path) -> None:
         lock.release()
 
 
-def _siblings(target: Path) -> Iterator[Path]:
+def _find_temporary(target: Path) -> Iterator[Path]:
     # If the target does not exist, a folder `.old.` holds its last content and is not abandoned.
     kinds = "(old\\.)?" if os.path.lexists(target) else ""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.{kinds}[0-9a-f]{{32}}")
@@ -98,18 +98,18 @@ def sync_folder(folder: Path) -> None:
     try:
         _sync(folder)
     except OSError as error:
-        if error.errno not in _NOT_FOR_FOLDERS:
+        if error.errno not in _UNSUPPORTED_ERRNOS:
             raise
 
 
 def sync_tree(folder: Path) -> None:
     """Flush everything in a folder to disk, so that after its rename a power cut leaves all of it or nothing."""
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            path = os.path.join(place, name)
+            path = os.path.join(parent, name)
             if os.path.isfile(path) and not os.path.islink(path):
                 _sync(path)
-        sync_folder(Path(place))
+        sync_folder(Path(parent))
 
 
 def _sync(path: str | os.PathLike) -> None:
@@ -143,24 +143,26 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path)
-        work = Temporary(path, folder=True)
+        temporary = Temporary(path, folder=True)
     except OSError as error:
-        reason = told(error, path, "Choose another output folder")
+        reason = describe_error(error, path, "Choose another output folder")
         raise HfTlmError(f"Cannot write under {path.parent}: {reason}.") from error
     try:
-        yield work.path
-        _make_readable(work.path)
-        sync_tree(work.path)
-        _replace_folder(work.path, path)
+        yield temporary.path
+        _make_readable(temporary.path)
+        sync_tree(temporary.path)
+        _replace_folder(temporary.path, path)
         sync_folder(path.parent)
         remove_abandoned(path)  # Old folders `.old.` are abandoned, too, now that `path` exists.
     except Exception as error:
         # Libraries write into the folder as well, and raise their own types of errors.
         if isinstance(error, HfTlmError) or not (isinstance(error, OSError) or disk_problem(error)):
             raise
-        raise HfTlmError(f"Cannot write {path}: {told(error, path)}. Its previous content is unchanged.") from error
+        raise HfTlmError(
+            f"Cannot write {path}: {describe_error(error, path)}. Its previous content is unchanged."
+        ) from error
     finally:
-        work.release()
+        temporary.release()
 
 
 def _make_readable(folder: Path) -> None:
@@ -173,22 +175,22 @@ def _make_readable(folder: Path) -> None:
                 path.chmod(stat.S_IMODE(mode) | readers)
 
 
-def _replace_folder(work: Path, path: Path) -> None:
-    """Rename the folder `work` to `path`; an existing folder at `path` is removed, or is at `work` afterwards."""
+def _replace_folder(new_folder: Path, path: Path) -> None:
+    """Rename the folder `new_folder` to `path`; an existing folder there is removed, or is at `new_folder` afterwards."""
     if not path.exists():
         try:
-            os.rename(work, path)
+            os.rename(new_folder, path)
             return
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # Another process may have created it meanwhile.
                 raise
-    if not _swap_folders(path, work):
+    if not _swap_folders(path, new_folder):
         old = Temporary(path, folder=True, kind="old.")
         backup = old.path / path.name
         try:
             os.rename(path, backup)
             try:
-                os.rename(work, path)
+                os.rename(new_folder, path)
             except BaseException:
                 os.rename(backup, path)
                 raise
@@ -196,7 +198,7 @@ def _replace_folder(work: Path, path: Path) -> None:
             if not path.exists():
                 old.unlock()
                 raise HfTlmError(
-                    f"Cannot write {path}: {told(error, path)}. Its previous content is in {backup}: move it back."
+                    f"Cannot write {path}: {describe_error(error, path)}. Its previous content is in {backup}: move it back."
                 ) from error
             raise
         finally:
@@ -221,27 +223,27 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     Raises:
         HfTlmError: the disk cannot be written, or `path` is a device or a pipe; the previous file, if any, is intact.
     """
-    path, work = Path(path), None
+    path, temporary = Path(path), None
     _check_no_device(path)
     new_folder = not path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path)
-        work = Temporary(path, folder=False)
-        with work.open() as stream:
+        temporary = Temporary(path, folder=False)
+        with temporary.open() as stream:
             yield stream
             if not stream.closed:
                 stream.flush()
                 os.fsync(stream.fileno())
-        os.replace(work.path, path)
+        os.replace(temporary.path, path)
         sync_folder(path.parent)
     except Exception as error:
         if isinstance(error, HfTlmError) or not (isinstance(error, OSError) or disk_problem(error)):
             raise
-        raise HfTlmError(f"Cannot write {path}: {told(error, path)}. A previous file is unchanged.") from error
+        raise HfTlmError(f"Cannot write {path}: {describe_error(error, path)}. A previous file is unchanged.") from error
     finally:
-        if work is not None:
-            work.release()
+        if temporary is not None:
+            temporary.release()
         if new_folder and not path.exists():  # The write failed: remove the folder created for it, unless it is in use.
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
@@ -250,10 +252,10 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
 def _check_no_device(path: Path) -> None:
     """Raise an HfTlmError if a path is a device or a pipe: replacing /dev/null by a file would break the machine."""
     try:
-        other = path.exists() and not (path.is_file() or path.is_dir())
+        is_device = path.exists() and not (path.is_file() or path.is_dir())
     except OSError:  # For example a name that is too long: the write reports it.
-        other = False
-    if other or (path.is_symlink() and os.readlink(path).startswith("/proc/")):  # /dev/stdout is such a link.
+        is_device = False
+    if is_device or (path.is_symlink() and os.readlink(path).startswith("/proc/")):  # /dev/stdout is such a link.
         raise HfTlmError(f"Cannot write {path}: expected a file or a new name; found a pipe or a device.")
 
 
@@ -288,7 +290,7 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:  # For example a name that is too long.
-        raise ArgumentsError(f"{what}: {told(error, folder, 'Choose another')}.") from error
+        raise ArgumentsError(f"{what}: {describe_error(error, folder, 'Choose another')}.") from error
     existing = next(candidate for candidate in (folder, *folder.absolute().parents) if os.path.exists(candidate))
     if replaced and existing == folder and existing.is_dir():
         _check_replaceable(folder, what)

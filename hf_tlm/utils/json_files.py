@@ -23,7 +23,7 @@ from hf_tlm.errors import HfTlmError
 logger = logging.getLogger(__name__)
 LARGEST = 64 << 20  # Largest size of a file in bytes; recipes write some thousand bytes.
 _CHECKSUM = "xxh3"
-_AGAIN = "Create or download it again."
+_ADVICE = "Create or download it again."
 # Takes a JSON value and returns it in the form in which it is used, or raises `Unfit`.
 Check = Callable[[Any], Any]
 
@@ -61,9 +61,9 @@ def find_checked(path: Path) -> dict[str, Any] | None:
 
     Files of versions without checksums are accepted.
     """
-    found = find_object(path)
-    if found is None or found.pop(_CHECKSUM, None) in (None, _checksum(found)):
-        return found
+    values = find_object(path)
+    if values is None or values.pop(_CHECKSUM, None) in (None, _checksum(values)):
+        return values
     logger.warning("%s is damaged (its checksum differs). It will be created again.", path)
     return None
 
@@ -114,7 +114,7 @@ def read_fields(
         HfTlmError: of the class `error`; the file is too large or not JSON, or a field is missing or does not fit.
     """
     content = read_json(path, error, largest)
-    return check_fields(content, fields, error, f"{path} is not what recipes write", _AGAIN, optional)
+    return check_fields(content, fields, error, f"{path} is not what recipes write", _ADVICE, optional)
 
 
 def read_json(path: Path, error: type[HfTlmError], largest: int = LARGEST) -> Any:
@@ -125,7 +125,7 @@ def read_json(path: Path, error: type[HfTlmError], largest: int = LARGEST) -> An
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:
-        raise error(f"{path} is not JSON as recipes write it ({problem}). {_AGAIN}") from problem
+        raise error(f"{path} is not JSON as recipes write it ({problem}). {_ADVICE}") from problem
 
 
 def check_fields(
@@ -140,17 +140,17 @@ def check_fields(
     try:
         return record(fields, optional)(content)
     except Unfit as unfit:
-        place = ".".join(map(str, unfit.place))[:100] or "all of it"
+        location = ".".join(map(str, unfit.place))[:100] or "all of it"
         raise error(
-            f"{what}: {place} must be {unfit.expected}; found {_describe_value(content, unfit.place)}. {advice}"
+            f"{what}: {location} must be {unfit.expected}; found {_describe_value(content, unfit.place)}. {advice}"
         ) from None
 
 
-def _describe_value(content: Any, place: Sequence[str | int]) -> str:
-    for name in place:
-        if isinstance(content, dict) and name not in content:
+def _describe_value(content: Any, keys: Sequence[str | int]) -> str:
+    for key in keys:
+        if isinstance(content, dict) and key not in content:
             return "nothing"
-        content = content[name]
+        content = content[key]
     return f"{content!r:.80}"
 
 
@@ -168,8 +168,8 @@ def record(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise Unfit("an object")
-        read = {name: of_field for name, of_field in fields.items() if name in value or name not in optional}
-        return {name: _check_entry(name, of_field, value.get(name)) for name, of_field in read.items()}
+        checks = {name: field_check for name, field_check in fields.items() if name in value or name not in optional}
+        return {name: _check_entry(name, field_check, value.get(name)) for name, field_check in checks.items()}
 
     return check
 
@@ -202,35 +202,35 @@ def words(longest: int) -> Check:
 
 def one_of(*values: Any) -> Check:
     """Return a check for one of some JSON values; types must match, so true is not 1."""
-    kinds = [(type(value), value) for value in values]
-    return such(lambda value: (type(value), value) in kinds, " or ".join(map(json.dumps, values)))
+    typed_values = [(type(value), value) for value in values]
+    return such(lambda value: (type(value), value) in typed_values, " or ".join(map(json.dumps, values)))
 
 
 truth = such(lambda value: isinstance(value, bool), "true or false")
 
 
-def maybe(of_value: Check) -> Check:
-    """Return a check for null, or a value that passes `of_value`."""
-    return lambda value: None if value is None else of_value(value)
+def maybe(check: Check) -> Check:
+    """Return a check for null, or a value that passes `check`."""
+    return lambda value: None if value is None else check(value)
 
 
-def listed(of_item: Check, longest: int) -> Check:
+def listed(item_check: Check, longest: int) -> Check:
     """Return a check for a list of at most `longest` items, returned as a tuple."""
 
     def check(value: Any) -> tuple:
         if not isinstance(value, list) or len(value) > longest:
             raise Unfit(f"a list of at most {longest:,} items")
-        return tuple(_check_entry(index, of_item, item) for index, item in enumerate(value))
+        return tuple(_check_entry(index, item_check, item) for index, item in enumerate(value))
 
     return check
 
 
-def mapped(of_value: Check, longest: int) -> Check:
-    """Return a check for an object of at most `longest` arbitrary keys whose values all pass `of_value`."""
+def mapped(value_check: Check, longest: int) -> Check:
+    """Return a check for an object of at most `longest` arbitrary keys whose values all pass `value_check`."""
 
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > longest:
             raise Unfit(f"an object of at most {longest:,} names")
-        return record(dict.fromkeys(value, of_value))(value)
+        return record(dict.fromkeys(value, value_check))(value)
 
     return check

@@ -27,8 +27,8 @@ def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list
         package: the package's `__name__`.
     """
     module = sys.modules[package]
-    homes = _imports_for_types(inspect.getsource(module))
-    namesakes = {name for name, home in homes.items() if home == (f"{package}.{name}", name)}
+    origins = _type_checking_imports(inspect.getsource(module))
+    namesakes = {name for name, origin in origins.items() if origin == (f"{package}.{name}", name)}
 
     class Package(ModuleType):
         def __setattr__(self, name: str, value: Any) -> None:
@@ -41,15 +41,15 @@ def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list
         module.__class__ = Package
 
     def load(name: str) -> Any:
-        if name not in homes:
+        if name not in origins:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home, its_name = homes[name]
-        return getattr(importlib.import_module(home), its_name)
+        origin, original_name = origins[name]
+        return getattr(importlib.import_module(origin), original_name)
 
-    return load, lambda: sorted(homes), list(homes)
+    return load, lambda: sorted(origins), list(origins)
 
 
-def _imports_for_types(source: str) -> dict[str, tuple[str, str]]:
+def _type_checking_imports(source: str) -> dict[str, tuple[str, str]]:
     """Map each name to the module that it is imported from and its name in that module."""
     ifs = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
     blocks = [node.body for node in ifs if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
@@ -68,41 +68,41 @@ def outline(name: str) -> type[Any]:
     """
     from dataclasses import make_dataclass  # Every package imports this module, and few processes outline a class.
 
-    home, own = _origin(*name.rsplit(".", 1))
-    node = _statements(home).get(own)
+    module, class_name = _find_origin(*name.rsplit(".", 1))
+    node = _statements(module).get(class_name)
     if not isinstance(node, ast.ClassDef):
         raise AttributeError(f"{name} is not a class in a module whose source can be read.")
     bases, extends = [], []
     for base in node.bases:
-        place, called = _origin(home, ast.unparse(base))
-        if _package(place) == _package(home) and isinstance(_statements(place).get(called), ast.ClassDef):
-            bases.append(outline(f"{place}.{called}"))
+        base_module, base_name = _find_origin(module, ast.unparse(base))
+        if _package(base_module) == _package(module) and isinstance(_statements(base_module).get(base_name), ast.ClassDef):
+            bases.append(outline(f"{base_module}.{base_name}"))
             extends += bases[-1].extends
         else:
-            extends.append(called if place == home else f"{place}.{called}")
+            extends.append(base_name if base_module == module else f"{base_module}.{base_name}")
     fields: list[Any] = []
     for entry in node.body:
         if isinstance(entry, ast.AnnAssign) and "ClassVar" not in ast.unparse(entry.annotation):
-            default = () if entry.value is None else (_evaluate(home, entry.value),)
-            fields.append((ast.unparse(entry.target), _evaluate(home, entry.annotation), *default))
+            default = () if entry.value is None else (_evaluate(module, entry.value),)
+            fields.append((ast.unparse(entry.target), _evaluate(module, entry.annotation), *default))
     namespace = {"__doc__": ast.get_docstring(node), "extends": tuple(dict.fromkeys(extends))}
     # Keyword-only, because a field without a default may follow a field with one.
-    return make_dataclass(own, fields, bases=tuple(bases), namespace=namespace, kw_only=True)
+    return make_dataclass(class_name, fields, bases=tuple(bases), namespace=namespace, kw_only=True)
 
 
 def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _origin(module: str, name: str) -> tuple[str, str]:
+def _find_origin(module: str, name: str) -> tuple[str, str]:
     """Return the module that defines a name of `module`, following imports inside its package, and its name there."""
     statement = _statements(module).get(name)
     if not isinstance(statement, ast.ImportFrom) or statement.module is None:
         return module, name
-    own = _imported_name(statement, name)
+    original_name = _imported_name(statement, name)
     if _package(statement.module) != _package(module):
-        return statement.module, own
-    return _origin(statement.module, own)
+        return statement.module, original_name
+    return _find_origin(statement.module, original_name)
 
 
 def _imported_name(statement: ast.Import | ast.ImportFrom, name: str) -> str:
@@ -134,16 +134,16 @@ def _statements(module: str) -> dict[str, ast.stmt]:
 def _evaluate(module: str, expression: ast.expr) -> Any:
     """Evaluate an expression from the source of `module`."""
     names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)} & _statements(module).keys()
-    values = {name: _value(module, name) for name in names}
+    values = {name: _evaluate_name(module, name) for name in names}
     return eval(compile(ast.Expression(expression), module, "eval"), {"__builtins__": builtins, **values})
 
 
-def _value(module: str, name: str) -> Any:
+def _evaluate_name(module: str, name: str) -> Any:
     """Return the value of a name that `module` imports, or assigns a constant to."""
     statement = _statements(module)[name]
     if isinstance(statement, ast.ImportFrom):
-        place, own = _origin(module, name)
-        return getattr(importlib.import_module(place), own)
+        origin, original_name = _find_origin(module, name)
+        return getattr(importlib.import_module(origin), original_name)
     if isinstance(statement, ast.Import):
         return importlib.import_module(_imported_name(statement, name))
     if isinstance(statement, ast.Assign):

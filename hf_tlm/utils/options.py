@@ -66,8 +66,8 @@ class Range:
             return False
         if value in self.also:
             return True
-        lowest = value > self.low if self.above else value >= self.low
-        return bool(lowest and (value < self.high if self.below else value <= self.high))
+        above_low = value > self.low if self.above else value >= self.low
+        return bool(above_low and (value < self.high if self.below else value <= self.high))
 
     def __str__(self):
         kind = "whole number" if self.whole else "number"
@@ -91,48 +91,48 @@ _LENGTH = Range(3, LENGTH, whole=True)  # Two special tokens and one more.
 _TOKENS = Range(1, LENGTH, whole=True)
 _RATE, _POSITIVE_RATE = Range(0, 100), Range(0, 100, above=True)
 _WEIGHT, _POSITIVE = Range(0, 10**6), Range(0, 10**6, above=True)
-_SHARE, _PART = Range(0, 1), Range(0, 1, above=True)
+_SHARE, _POSITIVE_SHARE = Range(0, 1), Range(0, 1, above=True)
 _FRACTION = Range(0, 1, below=True)
-_EVERY = Range(0, COUNT, above=True)  # Number of steps, or below 1 a share of all steps.
+_INTERVAL = Range(0, COUNT, above=True)  # Number of steps, or below 1 a share of all steps.
 _STEPS = Range(-1, COUNT, whole=True)
 _ANY = Range(-1e9, 1e9)
 
 
-def _each(names: str, of: Range) -> dict[str, Range]:
-    return dict.fromkeys(names.split(), of)
+def _same_range(names: str, shared_range: Range) -> dict[str, Range]:
+    return dict.fromkeys(names.split(), shared_range)
 
 
 # An option has the same range in all recipes; conditions on several options are checked elsewhere.
 RANGES: dict[str, Range] = {
     # Training.
-    **_each("learning_rate stage2_learning_rate", _RATE),
-    **_each("learning_rates muon_learning_rate stage2_muon_learning_rate", _POSITIVE_RATE),
-    **_each("weight_decay stage2_weight_decay", Range(0, 1000)),
-    **_each("layerwise_lr_decay stage2_layerwise_lr_decay", _PART),
-    **_each("warmup_steps stage2_warmup_steps eval_delay", Range(0, COUNT)),
-    **_each("logging_steps save_steps eval_steps stage2_eval_steps", _EVERY),
-    **_each("max_steps stage2_max_steps", _STEPS),
-    **_each("num_train_epochs stage2_num_train_epochs max_hours", _POSITIVE),
-    **_each("max_flops max_tokens", Range(0, 1e30, above=True)),
-    **_each("seed seeds data_seed selection_seed split_seeds", _SEED),
-    **_each("per_device_train_batch_size per_device_eval_batch_size batch_sizes", _BATCH),
-    **_each("total_batch_size stage2_total_batch_size gradient_accumulation_steps", Range(1, 2**20, whole=True)),
-    **_each("adam_beta1 adam_beta2", _FRACTION),
-    **_each("label_smoothing_factor stage2_label_smoothing stage2_dropout stage2_ema_decay lora_dropout", _FRACTION),
-    **_each("rho1", Range(0, 10**6, also=(math.inf,))),
-    **_each("rho2 rtd_weight stage2_rho2 stage2_rdrop teacher_weight neftune_noise_alpha temperature", _WEIGHT),
-    **_each("scl_temperature spectral_scale lora_alpha teacher_temperature", _POSITIVE),
+    **_same_range("learning_rate stage2_learning_rate", _RATE),
+    **_same_range("learning_rates muon_learning_rate stage2_muon_learning_rate", _POSITIVE_RATE),
+    **_same_range("weight_decay stage2_weight_decay", Range(0, 1000)),
+    **_same_range("layerwise_lr_decay stage2_layerwise_lr_decay", _POSITIVE_SHARE),
+    **_same_range("warmup_steps stage2_warmup_steps eval_delay", Range(0, COUNT)),
+    **_same_range("logging_steps save_steps eval_steps stage2_eval_steps", _INTERVAL),
+    **_same_range("max_steps stage2_max_steps", _STEPS),
+    **_same_range("num_train_epochs stage2_num_train_epochs max_hours", _POSITIVE),
+    **_same_range("max_flops max_tokens", Range(0, 1e30, above=True)),
+    **_same_range("seed seeds data_seed selection_seed split_seeds", _SEED),
+    **_same_range("per_device_train_batch_size per_device_eval_batch_size batch_sizes", _BATCH),
+    **_same_range("total_batch_size stage2_total_batch_size gradient_accumulation_steps", Range(1, 2**20, whole=True)),
+    **_same_range("adam_beta1 adam_beta2", _FRACTION),
+    **_same_range("label_smoothing_factor stage2_label_smoothing stage2_dropout stage2_ema_decay lora_dropout", _FRACTION),
+    **_same_range("rho1", Range(0, 10**6, also=(math.inf,))),
+    **_same_range("rho2 rtd_weight stage2_rho2 stage2_rdrop teacher_weight neftune_noise_alpha temperature", _WEIGHT),
+    **_same_range("scl_temperature spectral_scale lora_alpha teacher_temperature", _POSITIVE),
     "adam_epsilon": _SHARE,
     "max_grad_norm": Range(0, math.inf),
     "total_batch_tokens": Range(1, 2**26, whole=True),
     "max_logits": Range(1, 2**40, whole=True),
-    **_each("mlm_probability mlm_probability_end teacher_share", Range(0, 1, above=True, below=True)),
+    **_same_range("mlm_probability mlm_probability_end teacher_share", Range(0, 1, above=True, below=True)),
     "teacher_passages": Range(0, COUNT, whole=True),
     "teacher_candidates": _COUNT,
     "teacher_rounds": Range(1, 100, whole=True),
-    "crop_fraction": _PART,
+    "crop_fraction": _POSITIVE_SHARE,
     "stage2_class_balance": _SHARE,
-    **_each("stage2_min_steps early_stopping_patience stage2_early_stopping_patience", Range(0, COUNT, whole=True)),
+    **_same_range("stage2_min_steps early_stopping_patience stage2_early_stopping_patience", Range(0, COUNT, whole=True)),
     # Options of the Trainer only.
     "save_total_limit": _COUNT,
     "dataloader_num_workers": Range(0, 256, whole=True),
@@ -140,47 +140,47 @@ RANGES: dict[str, Range] = {
     "ddp_bucket_cap_mb": Range(1, LENGTH, whole=True),
     "ddp_timeout": Range(1, 10**8, whole=True),
     "local_rank": Range(-1, BATCH, whole=True),
-    **_each("eval_accumulation_steps torch_empty_cache_steps", _COUNT),
+    **_same_range("eval_accumulation_steps torch_empty_cache_steps", _COUNT),
     # Models.
     "auxiliary_layers": _MANY,
     "auxiliary_size": Range(0, 100, above=True),
     "vocab_size": Range(6, 2**20, whole=True),  # Five special tokens and one more.
     "lora_r": _BATCH,
-    **_each("max_length corpus_max_length score_max_length evaluate_length", _LENGTH),
+    **_same_range("max_length corpus_max_length score_max_length evaluate_length", _LENGTH),
     "stage2_max_length": Range(3, LENGTH, whole=True, also=(0,)),
     # Corpora and blocks.
     "passage_words": Range(1, COUNT, whole=True, also=(0,)),
-    **_each("vocab_texts max_validation_blocks shards_ahead", _COUNT),
+    **_same_range("vocab_texts max_validation_blocks shards_ahead", _COUNT),
     "tokenizer_passages": Range(0, COUNT, whole=True),
-    **_each("validation_share test_share", _FRACTION),
+    **_same_range("validation_share test_share", _FRACTION),
     "shard_size": Range(1, 2**24, whole=True),
     # Retrieval and influence.
-    **_each("top_k num_passages max_query_terms max_train_samples max_eval_samples", _COUNT),
+    **_same_range("top_k num_passages max_query_terms max_train_samples max_eval_samples", _COUNT),
     "query_batch_size": _TOKENS,
     "k1": _POSITIVE,
     "b": _SHARE,
     "delta": _WEIGHT,
-    **_each("deduplicate fraction", _PART),
+    **_same_range("deduplicate fraction", _POSITIVE_SHARE),
     "num_threads": Range(1, 1024, whole=True),
-    **_each("num_shards workers", _BATCH),
-    **_each("corpus_batch_size task_batch_size score_batch_size", _BATCH),
+    **_same_range("num_shards workers", _BATCH),
+    **_same_range("corpus_batch_size task_batch_size score_batch_size", _BATCH),
     "score_mlm_probability": Range(0.01, 1),  # Masks are drawn until they hide a token: lower shares take too many draws.
     "projection_dim": _TOKENS,
     "layer": Range(-MANY, MANY, whole=True),
     "num_examples": Range(0, COUNT, whole=True),
     # Fine-tuning and few-shot runs.
-    "train_fraction": _PART,
-    **_each("max_query_length max_answer_length first_text_limit other_text_limit", _TOKENS),
+    "train_fraction": _POSITIVE_SHARE,
+    **_same_range("max_query_length max_answer_length first_text_limit other_text_limit", _TOKENS),
     "doc_stride": Range(0, LENGTH, whole=True),
-    **_each("n_best splits demonstration_sets optuna_trials", _MANY),
+    **_same_range("n_best splits demonstration_sets optuna_trials", _MANY),
     "k": Range(1, 10**6, whole=True),
     "null_threshold": _ANY,
     # Exports: the opsets that torch writes, and points of a score.
     "opset": Range(18, 23, whole=True),
     "max_drop": Range(0, 100),
     # Analyses.
-    **_each("max_texts max_pairs top_words min_count case_passages top_sources rank_bins", _COUNT),
-    **_each("report_rows report_characters rare_below smoothing", _COUNT),
+    **_same_range("max_texts max_pairs top_words min_count case_passages top_sources rank_bins", _COUNT),
+    **_same_range("report_rows report_characters rare_below smoothing", _COUNT),
     "batch_size": _BATCH,
     "case_studies": Range(0, COUNT, whole=True),
     "heads_tokens": Range(3, 4096, whole=True),
@@ -189,7 +189,7 @@ RANGES: dict[str, Range] = {
 }
 
 
-def problem(name: str, value: Any) -> str | None:
+def range_problem(name: str, value: Any) -> str | None:
     """Return what is wrong with the value of an option that has a range; None if it is in the range."""
     return None if RANGES[name].holds(value) else f"expected {RANGES[name]}; received {value!r:.60}."
 
@@ -227,7 +227,7 @@ def named(
     raise error(f"{option}: expected {what}; received {kind_of(value)}.{advice}")
 
 
-def of_python(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Convert numbers and arrays of NumPy or torch to Python numbers and lists, and paths to strings; keep other values.
 
     Records are written as JSON, and random generators take seeds, which must be plain Python values.
@@ -238,24 +238,24 @@ def of_python(value: Any) -> Any:
     return value.tolist() if package in ("numpy", "torch") and hasattr(value, "tolist") else value
 
 
-def _plain_value(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> Any:
+def _to_plain(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> Any:
     """Return a field's value as plain Python values; raise `error` for a single number in a field that is a list."""
-    value = of_python(value)
+    value = to_python(value)
     if is_list and isinstance(value, Real) and not isinstance(value, bool):
         raise error(f"--{name}: expected a list; received {value!r}. Give [{value!r}].")
-    return [of_python(one) for one in value] if is_list and isinstance(value, (list, tuple, range)) else value
+    return [to_python(item) for item in value] if is_list and isinstance(value, (list, tuple, range)) else value
 
 
-def check_number(error: type[HfTlmError], name: str, value: Any, of: Range) -> None:
-    """Raise `error` if the argument `name` is not in the range `of`."""
-    if not of.holds(of_python(value)):
-        raise error(f"{name}: expected {of}; received {value!r:.60}.")
+def check_number(error: type[HfTlmError], name: str, value: Any, allowed: Range) -> None:
+    """Raise `error` if the argument `name` is not in the range `allowed`."""
+    if not allowed.holds(to_python(value)):
+        raise error(f"{name}: expected {allowed}; received {value!r:.60}.")
 
 
 def check_numbers(error: type[HfTlmError], **values: Any) -> None:
     """Raise `error` for a value that is not in the range of its option; None means not given and is accepted."""
     for name, value in values.items():
-        if value is not None and (wrong := problem(name, value)):
+        if value is not None and (wrong := range_problem(name, value)):
             raise error(f"--{name}: {wrong}")
 
 
@@ -265,22 +265,22 @@ def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
     The instance is changed: numbers of NumPy and torch become Python numbers, paths strings, and sequences lists.
     """
     for entry in fields(arguments):
-        given = getattr(arguments, entry.name)
-        value = _plain_value(entry.name, given, str(entry.type).removeprefix("Annotated[").startswith("list["), error)
-        if value is not given:
+        initial = getattr(arguments, entry.name)
+        value = _to_plain(entry.name, initial, str(entry.type).removeprefix("Annotated[").startswith("list["), error)
+        if value is not initial:
             setattr(arguments, entry.name, value)
         if (choices := entry.metadata.get("choices")) and value != entry.default:
-            for one in value if isinstance(value, list) else [value]:
-                if one not in choices:
-                    raise error(f"--{entry.name}: expected one of {', '.join(choices)}; received {one!r:.60}.")
+            for item in value if isinstance(value, list) else [value]:
+                if item not in choices:
+                    raise error(f"--{entry.name}: expected one of {', '.join(choices)}; received {item!r:.60}.")
         if entry.name not in RANGES or (value is None and entry.default is None):
             continue
         hint = get_type_hints(type(arguments))[entry.name] if value is None or isinstance(value, list) else None
-        types = {get_origin(one) or one for one in (hint, *get_args(hint))}
+        types = {get_origin(item) or item for item in (hint, *get_args(hint))}
         if value is None and type(None) in types:
             continue
         for number in value if list in types else [value]:
-            if wrong := problem(entry.name, number):
+            if wrong := range_problem(entry.name, number):
                 raise error(f"--{entry.name}: {wrong}")
 
 
@@ -318,8 +318,8 @@ class OnlyWith:
         if value in (*self.values, *self.ignored):
             return None
         other = prefix + self.option
-        takers = " and ".join(self.values)
-        return f"with {other} {getattr(value, 'value', value)}: it is for {takers}. Remove it, or change {other}."
+        accepted = " and ".join(self.values)
+        return f"with {other} {getattr(value, 'value', value)}: it is for {accepted}. Remove it, or change {other}."
 
 
 def check_effects(options: Any, error: type[Exception], prefix: str = "") -> None:
@@ -330,19 +330,19 @@ def check_effects(options: Any, error: type[Exception], prefix: str = "") -> Non
     for name, default, conditions in conditions_of(options.__class__):
         value = getattr(options, name)
         for condition in conditions if value != default else ():
-            if because := condition.refusal(getattr(options, condition.option), prefix):
-                pause = "" if because.startswith(":") else " "
-                raise error(f"{prefix}{name} {value} has no effect{pause}{because}")
+            if reason := condition.refusal(getattr(options, condition.option), prefix):
+                separator = "" if reason.startswith(":") else " "
+                raise error(f"{prefix}{name} {value} has no effect{separator}{reason}")
 
 
 @functools.cache
 def conditions_of(cls: Any) -> list[tuple[str, Any, list[NoEffect | OnlyWith]]]:
     """Return the name, the default and the conditions of each field that has conditions."""
-    hints, found = get_type_hints(cls, include_extras=True), []
+    hints, conditional = get_type_hints(cls, include_extras=True), []
     for entry in fields(cls):
         metadata = getattr(hints[entry.name], "__metadata__", ())
-        conditions = [one for one in metadata if isinstance(one, (NoEffect, OnlyWith))]
+        conditions = [item for item in metadata if isinstance(item, (NoEffect, OnlyWith))]
         default = entry.default if entry.default_factory is MISSING else entry.default_factory()
         if conditions:
-            found.append((entry.name, default, conditions))
-    return found
+            conditional.append((entry.name, default, conditions))
+    return conditional

@@ -21,14 +21,14 @@ from hf_tlm.utils.shown import for_terminal
 logger = logging.getLogger(__name__)
 
 # Environment variables whose wrong values would make libraries fail late: the least value of a number, and choices.
-NUMBERS = {"RANK": 0, "LOCAL_RANK": -1, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "NUMBA_NUM_THREADS": 1}
+MINIMA = {"RANK": 0, "LOCAL_RANK": -1, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "NUMBA_NUM_THREADS": 1}
 FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_DEBUG_MODE")
 # Variables from which accelerate reads the number of processes.
-SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 YES_OR_NO = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 CHOICES = {"ACCELERATE_MIXED_PRECISION": ("no", "fp16", "bf16", "fp8"), **dict.fromkeys(FLAGS, YES_OR_NO)}
 # Seconds after which a lost signal is sent again.
-_AGAIN = 0.05
+_RESEND_SECONDS = 0.05
 # Parameters of mallopt (malloc.h): the size of free memory at the end of the heap, and of a block, from which memory is
 # returned to the system at once.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -63,7 +63,7 @@ def on_sigterm(handler: Callable[[], None]) -> Iterator[None]:
         return
     owner = os.getpid()
 
-    def handle(number, frame):
+    def handle(signal_number, frame):
         if os.getpid() == owner:
             handler()
         else:
@@ -78,25 +78,25 @@ def on_sigterm(handler: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def never_lost() -> Iterator[None]:
+def resend_lost_signals() -> Iterator[None]:
     """Send Ctrl-C and SIGTERM again if Python drops their exception during the block, as it does in `__del__`."""
-    numbers = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
-    owner, before = os.getpid(), sys.unraisablehook
+    signals = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+    owner, previous_hook = os.getpid(), sys.unraisablehook
 
-    def look(dropped: sys.UnraisableHookArgs) -> None:
-        number = numbers.get(dropped.exc_type) if os.getpid() == owner else None
-        if number is None:
-            before(dropped)
+    def resend(dropped: sys.UnraisableHookArgs) -> None:
+        signal_number = signals.get(dropped.exc_type) if os.getpid() == owner else None
+        if signal_number is None:
+            previous_hook(dropped)
         else:  # Send it later, from a thread: raised here, it would be dropped again.
-            timer = threading.Timer(_AGAIN, os.kill, (owner, number))
+            timer = threading.Timer(_RESEND_SECONDS, os.kill, (owner, signal_number))
             timer.daemon = True
             timer.start()
 
-    sys.unraisablehook = look
+    sys.unraisablehook = resend
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook = previous_hook
 
 
 def end_at_once() -> None:
@@ -128,10 +128,10 @@ def plain_output() -> Iterator[None]:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # The command was started with this stream closed.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
-    logs = logging.lastResort
-    if logs is not None:
+    last_resort = logging.lastResort
+    if last_resort is not None:
         logging.lastResort = _AboveBars()
-        logging.lastResort.setLevel(logs.level)
+        logging.lastResort.setLevel(last_resort.level)
     stream: Any = sys.stdout
     write = stream.write
     stream.write = lambda text: write(for_terminal(text))
@@ -140,7 +140,7 @@ def plain_output() -> Iterator[None]:
         stream.flush()
     finally:
         stream.write = write
-        logging.lastResort = logs
+        logging.lastResort = last_resort
 
 
 class _AboveBars(logging.StreamHandler):
@@ -207,28 +207,28 @@ def check_variables() -> None:
     Raises:
         HfTlmError: a number or a choice is not a valid value of its variable.
     """
-    for name, least in NUMBERS.items():
+    for name, minimum in MINIMA.items():
         value = os.environ.get(name)
-        if value is not None and not (value.removeprefix("-").isdecimal() and int(value) >= least):
-            raise _refused(name, value, f"a whole number from {least}")
+        if value is not None and not (value.removeprefix("-").isdecimal() and int(value) >= minimum):
+            raise _variable_error(name, value, f"a whole number from {minimum}")
     for name, choices in CHOICES.items():
         value = os.environ.get(name)
         if value is not None and value.lower() not in choices:
-            raise _refused(name, value, f"one of {', '.join(choices)}")
+            raise _variable_error(name, value, f"one of {', '.join(choices)}")
     name = "ACCELERATE_DYNAMO_BACKEND"
     if (value := os.environ.get(name)) is not None:
         from accelerate.utils import DynamoBackend  # Takes seconds to import; a run with this variable needs it anyway.
 
         if value.upper() not in DynamoBackend.list():
-            raise _refused(name, value, f"one of {', '.join(DynamoBackend.list())}")
+            raise _variable_error(name, value, f"one of {', '.join(DynamoBackend.list())}")
     # With --num_processes 2 but without --multi_gpu or a config that says so, `accelerate launch` starts a single process
     # and sets MASTER_ADDR for it, but not the number of processes.
-    if {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys() and not os.environ.keys() & set(SIZES):
+    if {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys() and not os.environ.keys() & set(SIZE_VARIABLES):
         logger.warning(
             "accelerate launch should start several processes, but has started only one. Start them with --num_processes of "
             "hf-tlm, or with --config_file recipes/configs/accelerate/cpu_2.yaml of accelerate launch (on GPUs ddp.yaml)."
         )
 
 
-def _refused(name: str, value: str, expected: str) -> HfTlmError:
+def _variable_error(name: str, value: str, expected: str) -> HfTlmError:
     return HfTlmError(f"The environment variable {name}: expected {expected}; received {value!r:.60}. Change or unset it.")

@@ -38,12 +38,12 @@ MANIFEST_FILE = "manifest.json"
 # The description of a linear model on TF-IDF.
 LINEAR_FILE = "linear.json"
 # Advice for damaged predictions.
-AGAIN = "Copy the file again, or run the command of the run again, which creates it again."
+REPAIR_ADVICE = "Copy the file again, or run the command of the run again, which creates it again."
 SEED, SPLIT, STAGE, PREDICTIONS = "seed-", "split-", "stage", "predictions"
 
 
 @contextmanager
-def saying_if_finished(folder: Path) -> Iterator[None]:
+def mention_if_finished(folder: Path) -> Iterator[None]:
     """Add to an error in the block that the run in the folder is finished, if so: missing inputs may be unneeded then."""
     try:
         yield
@@ -73,8 +73,8 @@ def predictions_file(seed: Path, split: str) -> Path:
     return seed / PREDICTIONS / f"{split}.jsonl"
 
 
-def read_answers(
-    seed: Path, split: str, error: type[HfTlmError] = HfTlmError, advice: str = AGAIN
+def read_prediction_records(
+    seed: Path, split: str, error: type[HfTlmError] = HfTlmError, advice: str = REPAIR_ADVICE
 ) -> list[dict[str, Any]] | None:
     """Read a seed's predictions for a split of its task, one object for each text; None if there are none.
 
@@ -92,8 +92,8 @@ def read_answers(
     try:
         damage = sealed_file_problem(seed, path.relative_to(seed).as_posix())
         with open(path, encoding="utf-8") as file:
-            for text in file:
-                if not isinstance(line := json.loads(text), dict):
+            for json_line in file:
+                if not isinstance(line := json.loads(json_line), dict):
                     raise ValueError(f"expected an object, found {line!r:.60}")
                 lines.append(line)
     except (OSError, ValueError, RecursionError) as problem:
@@ -106,16 +106,16 @@ def read_answers(
     return lines
 
 
-def _of_known(figure: Callable[[Sequence[float]], float]) -> Callable[[Sequence[float]], float]:
-    """Return `figure` with NaN for scores that contain NaN, as the mean has; else the result would depend on their order."""
-    return lambda scores: math.nan if any(map(math.isnan, scores)) else figure(scores)
+def _nan_if_any(statistic: Callable[[Sequence[float]], float]) -> Callable[[Sequence[float]], float]:
+    """Return `statistic` with NaN for scores that contain NaN, like the mean; else a result would depend on their order."""
+    return lambda scores: math.nan if any(map(math.isnan, scores)) else statistic(scores)
 
 
 # `--seed_figure` -> its name in texts, and the function that computes it from the seeds' scores.
 SEED_FIGURES: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "mean": ("mean", statistics.fmean),
-    "median": ("median", _of_known(statistics.median)),
-    "max": ("maximum", _of_known(max)),
+    "median": ("median", _nan_if_any(statistics.median)),
+    "max": ("maximum", _nan_if_any(max)),
 }
 
 

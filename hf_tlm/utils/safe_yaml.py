@@ -53,7 +53,7 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         if self.depth > DEEPEST:
             raise yaml.MarkedYAMLError(problem=f"values nested more than {DEEPEST} deep", problem_mark=mark)
-        before = self.total
+        total_before = self.total
         node = super().compose_node(parent, index)
         if is_alias and id(node) not in self.sizes:
             raise yaml.MarkedYAMLError(problem="a value that contains itself", problem_mark=mark)
@@ -61,25 +61,25 @@ class _Loader(yaml.SafeLoader):
         self.total += self.sizes[id(node)] if is_alias else 1
         if self.total > MOST_VALUES:
             raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=mark)
-        self.sizes[id(node)] = self.total - before
+        self.sizes[id(node)] = self.total - total_before
         self.depth -= 1
         return node
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[str, Any]:
-        seen = set()
+        seen_keys = set()
         for key, _ in node.value:
             if key.tag == _MERGE:
                 continue
             if key.tag != _STR:
-                shown = f"{key.value!r:.60}" if isinstance(key, yaml.ScalarNode) else f"a {key.id}"
-                raise yaml.MarkedYAMLError(problem=f"a key must be a name; found {shown}", problem_mark=key.start_mark)
-            if key.value in seen:
+                key_text = f"{key.value!r:.60}" if isinstance(key, yaml.ScalarNode) else f"a {key.id}"
+                raise yaml.MarkedYAMLError(problem=f"a key must be a name; found {key_text}", problem_mark=key.start_mark)
+            if key.value in seen_keys:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r:.60} comes twice", problem_mark=key.start_mark)
-            seen.add(key.value)
+            seen_keys.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
 
-def _float(loader: _Loader, node: yaml.Node) -> float:
+def _construct_float(loader: _Loader, node: yaml.Node) -> float:
     text = loader.construct_scalar(node)
     try:
         return _Float(float(text), text)
@@ -99,7 +99,7 @@ for _tag, _pattern, _first in (
 for _tag, _construct in (
     (_STR, yaml.SafeLoader.construct_yaml_str),
     (_INT, lambda loader, node: int(loader.construct_scalar(node))),
-    (_FLOAT, _float),
+    (_FLOAT, _construct_float),
     (_BOOL, lambda loader, node: loader.construct_scalar(node).lower() == "true"),
     (_NULL, lambda loader, node: None),
     (_SEQ, yaml.SafeLoader.construct_yaml_seq),
@@ -127,11 +127,11 @@ def load_yaml(text: str, what: str, error: type[HfTlmError]) -> Any:
             loader.dispose()
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
-        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-        raise error(f"{what} is not YAML that can be used: {problem.problem or problem.context}{where}.") from problem
+        location = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise error(f"{what} is not YAML that can be used: {problem.problem or problem.context}{location}.") from problem
     except yaml.reader.ReaderError as problem:
-        found = f"{problem.reason}: #x{problem.character:04x} at position {problem.position}"
-        raise error(f"{what} is not YAML that can be used: {found}.") from problem
+        reason = f"{problem.reason}: #x{problem.character:04x} at position {problem.position}"
+        raise error(f"{what} is not YAML that can be used: {reason}.") from problem
     except (yaml.YAMLError, ValueError) as problem:  # For example a number that is too long for Python.
         raise error(f"{what} is not YAML that can be used: {str(problem):.200}.") from problem
 
@@ -143,12 +143,12 @@ def read_yaml(path: str | os.PathLike, what: str, error: type[HfTlmError]) -> An
         error: the file cannot be read, is not a regular file, is larger than 1 MiB or not UTF-8; or see `load_yaml`.
     """
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # Reading a pipe would block, and a device may never end.
-            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # Reading a pipe would block, and a device may never end.
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
             raise error(f"{what} must be a file; this is {kind}.")
-        if found.st_size > LARGEST:
-            raise error(f"{what} has {found.st_size:,} bytes; a configuration has at most {LARGEST:,}.")
+        if status.st_size > LARGEST:
+            raise error(f"{what} has {status.st_size:,} bytes; a configuration has at most {LARGEST:,}.")
         text = Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise error(f"{what} is not UTF-8 (byte {problem.start}). Save it as UTF-8.") from problem

@@ -23,7 +23,7 @@ from hf_tlm.utils.files import atomic_directory, atomic_write
 
 SEAL = "seal.json"
 # Errors of reading a file that is not a valid seal.
-_NO_SEAL = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_INVALID_SEAL_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ def write_seal(folder: str | os.PathLike, *parts: str, **facts: Any) -> None:
         OSError, HfTlmError: a file cannot be read, or the seal cannot be written.
     """
     folder = Path(folder)
-    found = {path for name in parts or ("",) for path in (folder / name, *(folder / name).rglob("*"))}
+    paths = {path for name in parts or ("",) for path in (folder / name, *(folder / name).rglob("*"))}
     files = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "xxh3": checksum(path)}
-        for path in sorted(found)
+        for path in sorted(paths)
         if path.is_file() and path != folder / SEAL and not (parts and path.suffix == ".md")
     }
     atomic_write(folder / SEAL, json.dumps({**facts, "files": files}, indent=2) + "\n")
@@ -66,11 +66,11 @@ def unsealed_files(folder: str | os.PathLike, *others: str) -> list[str]:
     """
     folder = Path(folder)
     try:
-        known = {*read_seal(folder)["files"], SEAL, *others}
-    except (OSError, *_NO_SEAL):
+        expected = {*read_seal(folder)["files"], SEAL, *others}
+    except (OSError, *_INVALID_SEAL_ERRORS):
         return []
-    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
-    return [name for name in found if name not in known]
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return [name for name in names if name not in expected]
 
 
 def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
@@ -93,7 +93,7 @@ def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
         for name in dict.fromkeys([*needed, *files]):
             if (problem := _file_problem(folder / name, files.get(name))) is not None:
                 return problem
-    except _NO_SEAL as error:
+    except _INVALID_SEAL_ERRORS as error:
         return f"{folder} cannot be read: {type(error).__name__}: {error}"
     return None
 
@@ -106,7 +106,7 @@ def sealed_file_problem(folder: str | os.PathLike, name: str) -> str | None:
     try:
         sealed = read_seal(folder)["files"].get(name)
         return None if sealed is None else _file_problem(folder / name, sealed)
-    except _NO_SEAL as error:
+    except _INVALID_SEAL_ERRORS as error:
         return f"{folder / SEAL} cannot be read: {type(error).__name__}: {error}"
 
 
@@ -124,11 +124,11 @@ def _file_problem(path: Path, sealed: Any) -> str | None:
 def check_seal(folder: str | os.PathLike) -> None:
     """Raise a SealError if a folder has a seal that its files do not match; a process checks each seal only once."""
     with contextlib.suppress(OSError):
-        _check(str(Path(folder).resolve()), os.stat(Path(folder) / SEAL).st_mtime_ns)
+        _check_once(str(Path(folder).resolve()), os.stat(Path(folder) / SEAL).st_mtime_ns)
 
 
 @functools.cache
-def _check(folder: str, _: int) -> None:
+def _check_once(folder: str, _: int) -> None:
     if (problem := seal_problem(folder)) is not None:
         raise SealError(
             f"{problem}. Copy the folder again, or run its command again, which repairs it; if you made the change, remove "

@@ -14,7 +14,7 @@ from typing import Any
 # Control characters, marks that change the direction of text, and surrogates (undecodable bytes of a file's name).
 _HIDDEN = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _BLANKS = re.compile(rf"[\s{_HIDDEN}]+")
-_COMMANDS = re.compile(rf"(?![\n\t])[{_HIDDEN}]")
+_TERMINAL_CONTROLS = re.compile(rf"(?![\n\t])[{_HIDDEN}]")
 # An underscore inside a word is not markup.
 _MARKUP = re.compile(r"([\\`*\[\]<>|~#&$]|(?<![^\W_])_|_(?![^\W_]))")
 # Texts that GitHub and the Hub turn into links: addresses, @names, issues and commits.
@@ -31,7 +31,7 @@ class Markdown(str):
 
 def for_terminal(text: str) -> str:
     r"""Escape control characters, such as \x1b, in a text; new lines and tabs stay."""
-    return _COMMANDS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    return _TERMINAL_CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def kind_of(value: Any) -> str:
@@ -39,7 +39,7 @@ def kind_of(value: Any) -> str:
     return "none" if value is None else f"a {type(value).__name__}"
 
 
-def instead(value: Any, maker: str, *, data: bool = True, splits: str = "dataset") -> str:
+def describe_received(value: Any, maker: str, *, data: bool = True, splits: str = "dataset") -> str:
     """Describe a value that was received instead of an object, without its content, and name the call that creates one.
 
     Args:
@@ -51,9 +51,9 @@ def instead(value: Any, maker: str, *, data: bool = True, splits: str = "dataset
     if isinstance(value, (str, os.PathLike)):
         name = json.dumps(os.fspath(value), ensure_ascii=False)
         return f"received {kind if isinstance(value, os.PathLike) else name}. Give {maker}({name})."
-    known = {"Dataset": "dataset", "DatasetDict": splits}
-    given = known.get(type(value).__name__) or ("..." if value is None else dataset_of(value))
-    return f"received {kind}. Give {maker}({given if data else '...'})."
+    arguments = {"Dataset": "dataset", "DatasetDict": splits}
+    argument = arguments.get(type(value).__name__) or ("..." if value is None else dataset_of(value))
+    return f"received {kind}. Give {maker}({argument if data else '...'})."
 
 
 def dataset_of(value: Any) -> str:
@@ -102,10 +102,10 @@ def shown_path(path: str) -> str:
     """Shorten a path for records, without this machine's folders: relative to the working directory or ~, or its end."""
     if not os.path.isabs(path):
         return path
-    for base, before in ((os.getcwd(), ""), (os.path.expanduser("~"), "~/")):
-        rest = os.path.relpath(path, base) if os.path.isabs(base) else os.pardir
-        if base != os.sep and rest.partition(os.sep)[0] != os.pardir:
-            return before + rest
+    for base, prefix in ((os.getcwd(), ""), (os.path.expanduser("~"), "~/")):
+        relative = os.path.relpath(path, base) if os.path.isabs(base) else os.pardir
+        if base != os.sep and relative.partition(os.sep)[0] != os.pardir:
+            return prefix + relative
     return "/".join(["...", *PurePath(path).parts[1:][-2:]])
 
 
@@ -116,10 +116,10 @@ def relative_name(name: str, of: str | None = None) -> str:
         of: the text that the digest is computed from, if different texts may have the same name; default: the name.
     """
     parts = name.split("/")
-    kept = [part for text in parts if (part := text.lstrip("~."))]
-    if kept == parts:
+    safe_parts = [part for text in parts if (part := text.lstrip("~."))]
+    if safe_parts == parts:
         return name
-    return "-".join(["/".join(kept) or "run", hashlib.sha256(os.fsencode(of or name)).hexdigest()[:8]])
+    return "-".join(["/".join(safe_parts) or "run", hashlib.sha256(os.fsencode(of or name)).hexdigest()[:8]])
 
 
 def shown_argument(argument: str) -> str:
@@ -136,8 +136,8 @@ def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def suggestion(name: str, known: Iterable[str], most: int = 3) -> str:
     """Return a sentence, after a space, with the `known` names most similar to a name; an empty string if there are none."""
-    close = difflib.get_close_matches(name, list(known), n=most)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
+    matches = difflib.get_close_matches(name, list(known), n=most)
+    return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
@@ -171,10 +171,10 @@ def markdown_table(
         padded: pad columns to equal width, to be readable as plain text; such a table has no alignment marks.
         longest: number of characters after which a cell is truncated.
     """
-    left = range(texts) if isinstance(texts, int) else texts
+    left_aligned = range(texts) if isinstance(texts, int) else texts
     lines = [[for_markdown(cell, longest) for cell in line] for line in (head, *rows)]
     widths = [max(map(len, column)) if padded else 0 for column in zip(*lines, strict=True)]
-    rule = ["-" * width if padded else "---" if at in left else "---:" for at, width in enumerate(widths)]
+    rule = ["-" * width if padded else "---" if index in left_aligned else "---:" for index, width in enumerate(widths)]
     lines.insert(1, rule)
     return "".join(
         f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |\n" for line in lines

@@ -19,8 +19,8 @@ UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312
             (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
 # The same ranges as the content of a regular expression's character set.
 UNSPACED_SET = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
-CLAUSE = 6
-_CLAUSES = re.compile(f"[{UNSPACED_SET}]{{{CLAUSE},}}")
+MIN_CLAUSE = 6
+_CLAUSES = re.compile(f"[{UNSPACED_SET}]{{{MIN_CLAUSE},}}")
 _RUNS = re.compile(f"[{UNSPACED_SET}]+")
 # The vowel points of Hebrew and Arabic.
 _POINT_BLOCKS = (range(0x591, 0x5C8), range(0x610, 0x61B), range(0x64B, 0x660), range(0x670, 0x671), range(0x6D6, 0x6EE))
@@ -34,16 +34,16 @@ _SIGNS = {chr(code) for block in _SIGN_BLOCKS for code in block if unicodedata.c
 _MANY = (range(0x1100, 0x1200), range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x40000))
 # The results of `script_of`.
 SCRIPTS = ("unspaced", "marks")
-# Thresholds of shares, computed on the first _CHARACTERS characters of the first _SAMPLE texts.
-_MOST_UNSPACED, _MOST_MARKS, _LEAST = 0.1, 0.01, 0.01
-_SAMPLE, _CHARACTERS = 1000, 2000
+# Thresholds of shares, computed on the first _SAMPLE_CHARACTERS characters of the first _SAMPLE_TEXTS texts.
+_MAX_UNSPACED_SHARE, _MAX_MARK_SHARE, _MIN_SHARE = 0.1, 0.01, 0.01
+_SAMPLE_TEXTS, _SAMPLE_CHARACTERS = 1000, 2000
 # A sentence ends at a terminator, possibly followed by closing quotes or brackets, before white space; CJK stops need
 # no space after them.
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])\s*|\n\s*\n")
 _WORD = re.compile(r"\S+")
 # In a text without spaces every letter counts as a word.
 _LETTER = re.compile(rf"[{UNSPACED_SET}]|[^\s{UNSPACED_SET}]+")
-_UNSPACED = 0.25
+_MIN_UNSPACED_SHARE = 0.25
 # What counts as a document of a text file, in the terms of `datasets`; "document" is the complete file.
 SAMPLE_BY = ("line", "paragraph", "document")
 
@@ -56,37 +56,37 @@ def script_of(texts: Iterable[str]) -> str | None:
         words (Hindi and similar scripts; Arabic and Hebrew with vowel points; accents that are not composed with their
         letters); None if words are runs of letters.
     """
-    sample = _sample(texts)
-    if unspaced_share(sample) > _MOST_UNSPACED:
+    sample = _take_sample(texts)
+    if unspaced_share(sample) > _MAX_UNSPACED_SHARE:
         return "unspaced"
-    return "marks" if _share_of_marks(sample) > _MOST_MARKS else None
+    return "marks" if _mark_share(sample) > _MAX_MARK_SHARE else None
 
 
 def alphabet_of(texts: Iterable[str]) -> tuple[bool, bool]:
     """Return whether the marks of the texts' script are more than accents, and whether it has thousands of characters."""
-    sample = "".join(_sample(texts))
+    sample = "".join(_take_sample(texts))
     if sample.isascii():
         return False, False
     counts = Counter(unicodedata.normalize("NFD", sample))
-    least = _LEAST * counts.total()
-    many = sum(count for c, count in counts.items() if any(ord(c) in block for block in _MANY))
-    return sum(counts[c] for c in _SIGNS) > least, many > least
+    min_count = _MIN_SHARE * counts.total()
+    num_large = sum(count for c, count in counts.items() if any(ord(c) in block for block in _MANY))
+    return sum(counts[c] for c in _SIGNS) > min_count, num_large > min_count
 
 
-def _sample(texts: Iterable[str]) -> list[str]:
-    return [text[:_CHARACTERS] for text in islice(texts, _SAMPLE)]
+def _take_sample(texts: Iterable[str]) -> list[str]:
+    return [text[:_SAMPLE_CHARACTERS] for text in islice(texts, _SAMPLE_TEXTS)]
 
 
 def unspaced_share(texts: Iterable[str]) -> float:
-    """Return the share of the texts' characters, without spaces, that are in runs of at least `CLAUSE` `UNSPACED` letters.
+    """Return the share of characters, without spaces, that are in runs of at least `MIN_CLAUSE` `UNSPACED` letters.
 
     The share is small even in such a script if a text has been segmented, with spaces between its words.
     """
-    found = characters = 0
+    num_unspaced = num_characters = 0
     for text in texts:
-        characters += len(text) - text.count(" ")
-        found += 0 if text.isascii() else sum(map(len, _CLAUSES.findall(text)))
-    return found / max(1, characters)
+        num_characters += len(text) - text.count(" ")
+        num_unspaced += 0 if text.isascii() else sum(map(len, _CLAUSES.findall(text)))
+    return num_unspaced / max(1, num_characters)
 
 
 def with_bigrams(text: str) -> str:
@@ -97,8 +97,8 @@ def with_bigrams(text: str) -> str:
     return text if text.isascii() else _RUNS.sub(_bigrams, text)
 
 
-def _bigrams(run: re.Match) -> str:
-    letters = "".join(filter(str.isalnum, run.group()))
+def _bigrams(match: re.Match) -> str:
+    letters = "".join(filter(str.isalnum, match.group()))
     return f" {' '.join(letters[i : i + 2] for i in range(max(1, len(letters) - 1)))} "
 
 
@@ -113,20 +113,20 @@ def combining_marks() -> str:
     return "".join(c for c in map(chr, range(0x40000)) if unicodedata.category(c)[0] == "M")
 
 
-def _share_of_marks(texts: Iterable[str]) -> float:
+def _mark_share(texts: Iterable[str]) -> float:
     """Return the share of marks among letters and marks; a mark counts if it follows a letter or another such mark."""
-    letters = marks = 0
+    num_letters = num_marks = 0
     for text in texts:
         if text.isascii():
-            letters += sum(map(str.isalpha, text))
+            num_letters += sum(map(str.isalpha, text))
             continue
-        within = False
+        in_word = False
         for character in text:
             if character.isalpha():
-                letters, within = letters + 1, True
-            elif within := within and unicodedata.category(character)[0] == "M":
-                marks += 1
-    return marks / max(1, letters + marks)
+                num_letters, in_word = num_letters + 1, True
+            elif in_word := in_word and unicodedata.category(character)[0] == "M":
+                num_marks += 1
+    return num_marks / max(1, num_letters + num_marks)
 
 
 def split_passages(text: str, max_words: int) -> list[str]:
@@ -146,7 +146,7 @@ def split_passages(text: str, max_words: int) -> list[str]:
     check_number(HfTlmError, "max_words", max_words, Range(1, math.inf, whole=True))
     passages: list[str] = []
     start = end = words = 0
-    for first, last, count in _pieces(text, max_words, _words_of(text)):
+    for first, last, count in _split_sentences(text, max_words, _word_pattern(text)):
         if words + count > max_words:
             passages.append(text[start:end])
             words = 0
@@ -161,14 +161,14 @@ def split_passages(text: str, max_words: int) -> list[str]:
 
 def count_words(text: str) -> int:
     """Count the words of a text as `split_passages` does."""
-    pattern = _words_of(text)
-    return sum(_count(text, start, end, pattern) for start, end in sentences(text))
+    pattern = _word_pattern(text)
+    return sum(_count_matches(text, start, end, pattern) for start, end in sentences(text))
 
 
 def end_of_words(text: str, words: int) -> int:
     """Return the offset at which the first `words` words of a text end, see `split_passages`; its length if it has fewer."""
-    for number, word in enumerate(_words_of(text).finditer(text), 1):
-        if number == words:
+    for count, word in enumerate(_word_pattern(text).finditer(text), 1):
+        if count == words:
             return word.end()
     return len(text)
 
@@ -179,48 +179,48 @@ def share_beyond(texts: Iterable[str], max_words: int) -> float:
     return sum(max(0, count - max_words) for count in counts) / max(1, sum(counts))
 
 
-def by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+def batch_by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
     """Yield texts in lists of about `characters` characters each, which bounds the memory if texts are long."""
-    some: list[str] = []
+    batch: list[str] = []
     size = 0
     for text in texts:
-        some.append(text)
+        batch.append(text)
         size += len(text) + 1
         if size >= characters:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
-def _words_of(text: str) -> re.Pattern:
+def _word_pattern(text: str) -> re.Pattern:
     """Return the pattern that matches the words of a text."""
-    return _LETTER if not text.isascii() and unspaced_share([text]) > _UNSPACED else _WORD
+    return _LETTER if not text.isascii() and unspaced_share([text]) > _MIN_UNSPACED_SHARE else _WORD
 
 
-def _count(text: str, start: int, end: int, pattern: re.Pattern) -> int:
+def _count_matches(text: str, start: int, end: int, pattern: re.Pattern) -> int:
     return len(text[start:end].split()) if pattern is _WORD else len(pattern.findall(text, start, end))
 
 
-def _pieces(text: str, max_words: int, pattern: re.Pattern) -> Iterator[tuple[int, int, int]]:
+def _split_sentences(text: str, max_words: int, pattern: re.Pattern) -> Iterator[tuple[int, int, int]]:
     """Yield (start, end, number of words) of sentences, or of their parts of at most `max_words` words."""
     for start, end in sentences(text):
-        count = _count(text, start, end, pattern)
+        count = _count_matches(text, start, end, pattern)
         if count <= max_words:
             yield start, end, count
             continue
         words = list(pattern.finditer(text, start, end))
         for i in range(0, count, max_words):
-            part = words[i : i + max_words]
-            yield part[0].start(), part[-1].end(), len(part)
+            chunk = words[i : i + max_words]
+            yield chunk[0].start(), chunk[-1].end(), len(chunk)
 
 
 def sentences(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of sentences, without surrounding white space; closing quotes and brackets belong to a sentence."""
     start = 0
-    for cut in [match.start() + len(match.group().rstrip()) for match in _SENTENCE_END.finditer(text)] + [len(text)]:
-        sentence = text[start:cut]
+    for end in [match.start() + len(match.group().rstrip()) for match in _SENTENCE_END.finditer(text)] + [len(text)]:
+        sentence = text[start:end]
         if stripped := sentence.strip():
             first = start + len(sentence) - len(sentence.lstrip())
             yield first, first + len(stripped)
-        start = cut
+        start = end

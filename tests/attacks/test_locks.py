@@ -106,14 +106,14 @@ def test_processes_of_a_job_wait_by_short_broadcasts(tmp_path, monkeypatch):
     """A broadcast that lasts as long as another process's training would fail after `ddp_timeout`."""
     out, decisions = tmp_path / "out", []
     with holder(out) as process:
-        monkeypatch.setattr(locks, "place_in_job", lambda: (0, 2))
-        monkeypatch.setattr(locks, "agree", lambda decision, processes: decisions.append(decision) or decision)
+        monkeypatch.setattr(locks, "rank_and_size", lambda: (0, 2))
+        monkeypatch.setattr(locks, "broadcast_decision", lambda decision, processes: decisions.append(decision) or decision)
         monkeypatch.setattr("time.sleep", lambda seconds: os.kill(process.pid, 9) if decisions.count(False) == 3 else None)
         with owned(out, wait=True):
             assert decisions[:4] == [True, False, False, False] and decisions[-2:] == [True, None]
     answers = iter([True, False, True, None])
-    monkeypatch.setattr(locks, "place_in_job", lambda: (1, 2))
-    monkeypatch.setattr(locks, "agree", lambda decision, processes: next(answers))
+    monkeypatch.setattr(locks, "rank_and_size", lambda: (1, 2))
+    monkeypatch.setattr(locks, "broadcast_decision", lambda decision, processes: next(answers))
     with owned(out, wait=True):
         assert next(answers, "no more") == "no more" and not lock_file(out).exists()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from attacks.attack import assert_refused, attack
-from hf_tlm.utils.process import SIZES, check_variables
+from hf_tlm.utils.process import SIZE_VARIABLES, check_variables
 
 CASES = [
     ("finetune", "ACCELERATE_MIXED_PRECISION", "bogus"),
@@ -34,7 +34,7 @@ def test_values_set_by_launchers_are_accepted(monkeypatch):
 @pytest.mark.parametrize("size", [None, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
 def test_single_process_where_several_were_requested_is_warned_about(monkeypatch, caplog, size):
     """`accelerate launch --cpu --num_processes 2` sets these variables and starts one process; MPI starts them all."""
-    for name in SIZES:
+    for name in SIZE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     check_variables()
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")

@@ -544,7 +544,7 @@ def test_damaged_tokenizer_is_reported_and_created_again(work, tmp_path, caplog)
     file = tmp_path / "out/scierc/tokenizer/tokenizer.json"
     content = file.read_bytes()
     file.write_bytes(content.replace(b'"a"', b'"b"', 1))
-    seals._check.cache_clear()  # A process checks a folder only once.
+    seals._check_once.cache_clear()  # A process checks a folder only once.
     with pytest.raises(SealError, match="tokenizer.json has changed .* run its command again"):
         load_tokenizer(str(file.parent))
     reproduce(plan, prepare_only=True)

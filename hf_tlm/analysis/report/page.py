@@ -23,7 +23,7 @@ from hf_tlm.hub.repo import is_foreign
 from hf_tlm.retrieval.subset import check_subsets
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.shown import instead
+from hf_tlm.utils.shown import describe_received
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def report_page(
     """
     for name, folder in (("run", run), ("second", second)):
         if not isinstance(folder, RunFolder) and (name == "run" or folder is not None):
-            raise AnalysisError(f"{name}: expected a RunFolder; {instead(folder, 'read_run', data=False)}")
+            raise AnalysisError(f"{name}: expected a RunFolder; {describe_received(folder, 'read_run', data=False)}")
     check_subsets(subsets or {})
     return _render_page(run, second, task, subsets or {}, options or ReportPageArguments())[0]
 

@@ -21,7 +21,7 @@ from hf_tlm.metrics import KIND_METRICS, scorer
 from hf_tlm.metrics.scores import METRICS_OF_ROWS, Scorer
 from hf_tlm.metrics.squad import answer_f1, exact_match
 from hf_tlm.retrieval.filters import words
-from hf_tlm.utils.run_files import RESULTS_FILE, predictions_file, read_answers
+from hf_tlm.utils.run_files import RESULTS_FILE, predictions_file, read_prediction_records
 
 if TYPE_CHECKING:
     from hf_tlm.tasks import Task
@@ -152,7 +152,7 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
     names: tuple[str, ...] = ()
     for seed in (record["seed"] for record in run.seeds):
         path = predictions_file(run.seed_folder(seed), split)
-        lines = read_answers(run.seed_folder(seed), split, AnalysisError, _rerun_advice(run))
+        lines = read_prediction_records(run.seed_folder(seed), split, AnalysisError, _rerun_advice(run))
         if lines is None:
             missing.append(f"No {split} predictions of {run.part} {seed} ({path.relative_to(run.path)}).")
             continue

@@ -30,7 +30,7 @@ from hf_tlm.retrieval.hits import Statistics
 from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import locked
-from hf_tlm.utils.problems import told
+from hf_tlm.utils.problems import describe_error
 from hf_tlm.utils.seals import SEAL, seal_problem, write_seal
 
 PASSAGES_FILE = "passages.arrow"
@@ -192,7 +192,7 @@ def lock(workspace: Workspace) -> Iterator[None]:
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
-            reason = told(error, folder, "Choose another work_dir")
+            reason = describe_error(error, folder, "Choose another work_dir")
             raise RetrievalError(f"Cannot write under {folder}: {reason}.") from error
         yield
 

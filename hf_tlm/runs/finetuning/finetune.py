@@ -56,7 +56,7 @@ from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import shares_output_dir
 from hf_tlm.utils.options import check_given
 from hf_tlm.utils.process import uses_fsdp
-from hf_tlm.utils.run_files import PREDICTIONS, TRAIN_IDS_FILE, predictions_file, saying_if_finished, seed_folder
+from hf_tlm.utils.run_files import PREDICTIONS, TRAIN_IDS_FILE, mention_if_finished, predictions_file, seed_folder
 
 
 def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.ndarray:
@@ -136,7 +136,7 @@ def finetune(
         "model": asdict(checkpoint),
     }
     with args.main_process_first(desc="checking the output folder"):
-        with saying_if_finished(output_dir):
+        with mention_if_finished(output_dir):
             pretrained = load_pretrained(task, checkpoint, args.max_length)
             content = content_of(open_teacher(task, args))
         check_passage_options(task, subset is not None, args)

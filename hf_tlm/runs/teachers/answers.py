@@ -17,7 +17,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.reading import BUILDERS, read_file
 from hf_tlm.tasks.spec import columns_of_texts
-from hf_tlm.utils.locks import place_in_job
+from hf_tlm.utils.locks import rank_and_size
 from hf_tlm.utils.seals import checksum
 from hf_tlm.utils.shown import few
 from hf_tlm.utils.texts import count_words, end_of_words
@@ -63,7 +63,7 @@ def held_out(what: str, probabilities: np.ndarray, labels: np.ndarray, **further
 
 def progress(items: Iterable[T], description: str, unit: str) -> Iterable[T]:
     """Iterate over items with a progress bar, which only the first process shows."""
-    return tqdm(items, desc=description, unit=unit, disable=place_in_job()[0] > 0)
+    return tqdm(items, desc=description, unit=unit, disable=rank_and_size()[0] > 0)
 
 
 def read_mapping(pairs: Sequence[str] | None) -> dict[str, str]:

@@ -33,7 +33,7 @@ from hf_tlm.training.teacher import Teacher, described, doubts, shortened
 from hf_tlm.training.teacher_arguments import LINEAR, SELF, WITHOUT_PASSAGES
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.json_files import find_object
-from hf_tlm.utils.locks import agree, place_in_job
+from hf_tlm.utils.locks import broadcast_decision, rank_and_size
 from hf_tlm.utils.options import conditions_of
 from hf_tlm.utils.process import uses_fsdp
 from hf_tlm.utils.run_files import MANIFEST_FILE
@@ -186,11 +186,11 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
     teacher = open_teacher(task, args)
     if teacher is None:
         return None
-    rank, processes = place_in_job()
+    rank, processes = rank_and_size()
     passages = asked_passages(task, passages, args)
     ends = _ends(task, passages, args)
     answers = _answers(teacher, task, passages, ends, args)
-    made = agree(answers and _made(task, passages, ends, args, answers, teacher.about), processes)
+    made = broadcast_decision(answers and _made(task, passages, ends, args, answers, teacher.about), processes)
     if rank == 0:
         _say(made.report)
     return made
@@ -210,8 +210,8 @@ def asked_passages(task: Task, passages: Dataset | None, args: Any) -> Dataset |
         passages = passages.select(range(min(args.teacher_candidates, len(passages))))
     if not args.teacher_marks:
         return passages
-    rank, processes = place_in_job()
-    return agree(rank == 0 and _marked(task, passages, args), processes)
+    rank, processes = rank_and_size()
+    return broadcast_decision(rank == 0 and _marked(task, passages, args), processes)
 
 
 def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> PassageScores:
@@ -263,17 +263,17 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
         scores = PassageScores(values, said.argmax(1), about)
         marks = marks_without_passages(task.train["text"], subset.dataset["text"])
         _say({**report, "marks_without_passages": marks})
-    return agree(scores, place_in_job()[1])
+    return broadcast_decision(scores, rank_and_size()[1])
 
 
 def _answers(
     teacher: LinearTeacher | ModelTeacher | TableTeacher, task: Task, passages: Dataset | None, ends: np.ndarray, args: Any
 ) -> Answers | None:
     """Return the teacher's answers, from the cache or by asking it with all processes; None on all but the first process."""
-    rank, processes = place_in_job()
+    rank, processes = rank_and_size()
     folder = cache_folder() / f"teacher-{_key(teacher.digest, task, passages, ends)}"
     parts = folder.with_name(f"{folder.name}.parts")
-    if agree(rank == 0 and seal_problem(folder, ANSWERS, REPORT) is not None, processes):
+    if broadcast_decision(rank == 0 and seal_problem(folder, ANSWERS, REPORT) is not None, processes):
         begun, answers = time.monotonic(), None
         if isinstance(teacher, ModelTeacher):
             if uses_fsdp(args):

@@ -47,7 +47,7 @@ from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE, run_of
 from hf_tlm.training.teacher import lineage, teacher_cost
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.json_files import find_object
-from hf_tlm.utils.locks import agree, place_in_job
+from hf_tlm.utils.locks import broadcast_decision, rank_and_size
 from hf_tlm.utils.seals import checksum
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class ModelTeacher:
         width = max(1, task.num_labels)
         said = {"passages": np.zeros((0, width)), **{name: np.zeros((len(rows), width)) for name, rows in splits.items()}}
         own_entropy = np.zeros(len(said["passages"]))
-        tokens, parameters, flops, seconds, rank = 0, 0, 0.0, 0.0, place_in_job()[0]
+        tokens, parameters, flops, seconds, rank = 0, 0, 0.0, 0.0, rank_and_size()[0]
         for number, one in enumerate(self.models, 1):
             with open_predictor(one.source, **self.options) as predictor:
                 for name, rows in splits.items():
@@ -230,11 +230,11 @@ def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, descrip
     Only the first process returns these, other processes return empty values. It writes each chunk to a file, and includes
     the chunks of an earlier start.
     """
-    rank, processes = place_in_job()
+    rank, processes = rank_and_size()
     starts = range(0, len(rows), CHUNK)
     kept = {start: found for start in starts if (found := _kept(part, start)) is not None} if rank == 0 else {}
     # All processes must compute the same missing chunks, although only the first one knows the files.
-    missing = agree([start for start in starts if start not in kept], processes)
+    missing = broadcast_decision([start for start in starts if start not in kept], processes)
     for start in progress(missing, description, f" x {CHUNK} texts"):
         chunk = rows[start : start + CHUNK]
         texts = Dataset.from_dict({name: chunk[name] for name in columns_of_texts(rows)})
