@@ -201,8 +201,8 @@ class Corpus:
         parts, datasets = [], []
         all_cached = all(part.cached(cache_dir) for part in self.parts)
         with tqdm(desc="Reading the corpus", unit=" passages", disable=all_cached) as bar:
-            for number, part in enumerate(self.parts, 1):
-                bar.set_postfix_str(f"file {number} of {len(self.parts)}", refresh=False)
+            for file_number, part in enumerate(self.parts, 1):
+                bar.set_postfix_str(f"file {file_number} of {len(self.parts)}", refresh=False)
                 try:
                     dataset = part.to_dataset(cache_dir, bar.update)
                 except CorpusError as error:

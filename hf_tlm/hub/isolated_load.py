@@ -67,8 +67,8 @@ def run_model(name: str, folder: str, files: list[str], hub: dict, trust: bool):
     import torch
     import transformers
 
-    def exists(part):
-        return str(PurePosixPath(folder, part)) in files
+    def exists(file_name):
+        return str(PurePosixPath(folder, file_name)) in files
 
     torch.manual_seed(0)  # Weights in neither the repository nor a base model are initialised equally both times.
     model = load_model(name, folder, exists("adapter_config.json"), hub, trust)

@@ -81,12 +81,12 @@ class SubsetHubArguments:
 
     def __post_init__(self):
         names = ("hub_dataset_id", "hub_private_repo", "hub_revision", "hub_token")
-        given = [f"--{name}" for name in names if getattr(self, name) is not None]
-        if given and not self.push_to_hub:
-            has = "has" if len(given) == 1 else "have"
+        hub_options = [f"--{name}" for name in names if getattr(self, name) is not None]
+        if hub_options and not self.push_to_hub:
+            has = "has" if len(hub_options) == 1 else "have"
             raise HubError(
-                f"{' and '.join(given)} {has} no effect without --push_to_hub. Add --push_to_hub, or remove "
-                f"{' and '.join(given)}."
+                f"{' and '.join(hub_options)} {has} no effect without --push_to_hub. Add --push_to_hub, or remove "
+                f"{' and '.join(hub_options)}."
             )
         if self.push_to_hub and self.hub_dataset_id is None:
             raise HubError("--push_to_hub needs --hub_dataset_id owner/name: the repository to publish the subset to.")
@@ -178,18 +178,20 @@ class PublishArguments:
     def __post_init__(self):
         check_ranges(self, HubError)
         kinds = ("model", "subset", "space", "legacy_checkpoint")
-        given = [kind for kind in kinds if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise HubError(f"Pass one of {', '.join(f'--{kind}' for kind in kinds)}; received {', '.join(given) or 'none'}.")
-        needed = "output_dir" if given[0] == "legacy_checkpoint" else "repo_id"
+        kinds_given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(kinds_given) != 1:
+            raise HubError(
+                f"Pass one of {', '.join(f'--{kind}' for kind in kinds)}; received {', '.join(kinds_given) or 'none'}."
+            )
+        needed = "output_dir" if kinds_given[0] == "legacy_checkpoint" else "repo_id"
         if getattr(self, needed) is None:
-            raise HubError(f"--{given[0]} needs --{needed}: see --help.")
+            raise HubError(f"--{kinds_given[0]} needs --{needed}: see --help.")
         check_effects(self, HubError, prefix="--")
         ineffective = {"subset": ("dataset", "widget_texts"), "space": ("dataset", "widget_texts", "language", "verify")}
-        for name in ineffective.get(given[0], ()):
+        for name in ineffective.get(kinds_given[0], ()):
             if getattr(self, name) not in (None, False):
-                what = "a Space" if given[0] == "space" else "a subset: it is for a model"
-                raise HubError(f"--{name} has no effect on {what}. Remove it.")
+                target = "a Space" if kinds_given[0] == "space" else "a subset: it is for a model"
+                raise HubError(f"--{name} has no effect on {target}. Remove it.")
         if self.dry_run and self.verify:
             raise HubError("--dry_run publishes nothing that --verify could load. Pass only one of them.")
 
@@ -253,8 +255,8 @@ def publish_model(
     if exported:
         repo = repo_to_push(repo_id, "model", options.get("revision"))
         repo_paths = repo_files(repo, options.get("token"), options.get("dry_run", False))
-        kept = _files_to_keep(repo_paths, published(folder))
-        options |= {"replace": ["onnx/*.onnx"], "kept": kept}
+        kept_files = _files_to_keep(repo_paths, published(folder))
+        options |= {"replace": ["onnx/*.onnx"], "kept": kept_files}
     return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, options)
 
 
@@ -384,17 +386,17 @@ def _publish(folder: Path, repo_id: str, type: str, message: str, card: Mapping[
         card: keyword arguments of `published_card`.
         options: those of `push`, and `kept`: names of files that are not sent.
     """
-    kept = options.pop("kept", ())
-    all_files = {name: path for name, path in published(folder).items() if name not in kept}
+    kept_files = options.pop("kept", ())
+    all_files = {name: path for name, path in published(folder).items() if name not in kept_files}
     files = {name: path for name, path in all_files.items() if is_ours(name, (*PUBLISHED_FILES, *CODE))}
-    if others := sorted(set(all_files) - set(files)):
+    if skipped := sorted(set(all_files) - set(files)):
         logger.warning(
             "Not published, because no recipe writes files of these names: %s. To add files by hand: hf upload %s PATH.",
-            ", ".join(others[:10]) + (f" and {len(others) - 10:,} more" if len(others) > 10 else ""),
+            ", ".join(skipped[:10]) + (f" and {len(skipped) - 10:,} more" if len(skipped) > 10 else ""),
             repo_id,
         )
-    if CARD not in files and (given := [name for name, value in card.items() if value is not None]):
-        raise HubError(f"{folder} has no {CARD} for the {given[0]}. Write a {CARD}, or remove the {given[0]}.")
+    if CARD not in files and (card_options := [name for name, value in card.items() if value is not None]):
+        raise HubError(f"{folder} has no {CARD} for the {card_options[0]}. Write a {CARD}, or remove the {card_options[0]}.")
     with tempfile.TemporaryDirectory() as work:
         if CARD in files:
             try:

@@ -220,15 +220,15 @@ class Push:
         else:
             head = f"Published {self.repo} as commit {self.commit[:12]}: {self.url}"
         lines = [("new or changed", self.pushed), ("deleted", self.deleted), ("unchanged", self.unchanged)]
-        return "\n".join([head, *(f"  {what}: {', '.join(paths)}" for what, paths in lines if paths)])
+        return "\n".join([head, *(f"  {label}: {', '.join(paths)}" for label, paths in lines if paths)])
 
     def _plan_text(self) -> str:
         lines = [f"Would publish to {self.repo} ({self.url}); nothing was sent.", self.about]
         width = max(map(len, self.pushed), default=0)
         lines += [f"  {path:<{width}}{self.sizes[path]:>15,} bytes" for path in self.pushed]
         lines += [f"new or changed: {len(self.pushed)} files, {sum(self.sizes.values()) / 1e6:,.2f} MB"]
-        for what, paths in (("deleted", self.deleted), ("unchanged", self.unchanged)):
-            lines += [f"{what}: {', '.join(paths)}"] if paths else []
+        for label, paths in (("deleted", self.deleted), ("unchanged", self.unchanged)):
+            lines += [f"{label}: {', '.join(paths)}"] if paths else []
         # The long card comes first, because a terminal shows the end of what is printed.
         return "\n".join(([] if self.card is None else [f"{CARD}:", "", self.card.rstrip(), ""]) + lines)
 

@@ -286,14 +286,16 @@ def is_ours(path: str, names: Sequence[str]) -> bool:
     return plain and all(map(FOLDERS.fullmatch, folders)) and any(fnmatch(name, glob) for glob in names)
 
 
-def check_sizes(sizes: Mapping[str, int], what: str) -> None:
+def check_sizes(sizes: Mapping[str, int], source: str) -> None:
     """Raise a HubError before a download if a file, or all files together, have more bytes than those of any run."""
     for path, size in sizes.items():
         limit = LARGEST_TENSORS if PurePosixPath(path).suffix in _TENSORS else LARGEST_OTHER
         if size > limit:
-            raise HubError(f"{path} of {what} has {size:,} bytes; at most {limit:,} are downloaded. Look at it on the Hub.")
+            raise HubError(
+                f"{path} of {source} has {size:,} bytes; at most {limit:,} are downloaded. Look at it on the Hub."
+            )
     if (total := sum(sizes.values())) > LARGEST_RUN:
-        raise HubError(f"{what} has {total:,} bytes; at most {LARGEST_RUN:,} are downloaded. Look at it on the Hub.")
+        raise HubError(f"{source} has {total:,} bytes; at most {LARGEST_RUN:,} are downloaded. Look at it on the Hub.")
 
 
 def mark_as_fetched(folder: Path, requested: Repo, fetched: Repo) -> None:

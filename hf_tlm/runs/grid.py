@@ -343,6 +343,6 @@ def _seeds(folder: Path) -> list[dict[str, Any]]:
         content = find_object(folder / RESULTS_FILE)
         return [] if content is None else list(_SEEDS(content)["seeds"])
     except json_files.Unfit as unfit:
-        place = ".".join(map(str, unfit.place))
+        place = ".".join(map(str, unfit.keys))
         logger.warning("%s: %s must be %s. The point is run again.", folder / RESULTS_FILE, place, unfit.expected)
         return []

@@ -17,10 +17,10 @@ from hf_tlm.corpora.tables import strip_compression
 from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.rows import (
-    Canonical,
+    UsableRows,
     add_field_columns,
     advice,
-    canonical,
+    collect_usable_rows,
     format_dropped,
     kind_module,
     read_ids,
@@ -121,14 +121,14 @@ def load_task(
         spec = dataclasses.replace(spec, text_columns=tuple(text_columns), other_text_columns=())
     spec = _replace_given(spec, label_column=label_column, columns=columns, id_column=id_column)
     splits = {name: add_field_columns(spec, rows) for name, rows in splits.items()}
-    splits, held_out, numbers = _hold_out_splits(spec, splits, shares)
+    splits, held_out, row_numbers = _hold_out_splits(spec, splits, shares)
     loaded = task_from_datasets(
         *(spec, splits),
         label_names=label_names,
         max_train_samples=max_train_samples,
         max_eval_samples=max_eval_samples,
         drop_bad_rows=drop_bad_rows,
-        numbers=numbers,
+        numbers=row_numbers,
     )
     return dataclasses.replace(loaded, held_out=held_out)
 
@@ -205,13 +205,13 @@ def _hold_out_splits(
             raise TaskError(f"{split}_share {share:g}: {spec.name} already has a {split} split. Remove the option.")
     if TABLE in splits:
         split_shares = {split: DEFAULT_SHARE if share is None else share for split, share in shares.items()}
-        new_splits, numbers = hold_out(spec, splits[TABLE], split_shares)
+        new_splits, row_numbers = hold_out(spec, splits[TABLE], split_shares)
     elif (split_shares := {split: share for split, share in shares.items() if share}) and "train" in splits:
-        new_splits, numbers = hold_out(spec, splits["train"], split_shares)
+        new_splits, row_numbers = hold_out(spec, splits["train"], split_shares)
         new_splits = {**splits, **new_splits}
     else:
         return dict(splits), {}, {}
-    return new_splits, {split: float(share) for split, share in split_shares.items() if share}, numbers
+    return new_splits, {split: float(share) for split, share in split_shares.items() if share}, row_numbers
 
 
 def _replace_given(spec: TaskSpec, **changes: Any) -> TaskSpec:
@@ -333,7 +333,7 @@ def _select_usable(
     spec: TaskSpec,
     splits: Mapping[str, Dataset],
     names: tuple[str, ...],
-    numbers: Mapping[str, Sequence[int]],
+    row_numbers: Mapping[str, Sequence[int]],
     drop_bad_rows: bool,
 ) -> tuple[dict[str, Dataset], dict[str, dict[str, int]]]:
     """Return the usable rows of each split; and for each split the number of rows that were left out, by reason.
@@ -348,7 +348,7 @@ def _select_usable(
         if split == "test" and split in splits and kind_module(spec.kind).unlabelled(spec, splits[split]):
             logger.warning("Task %s: the test split has no labels and is left out.", spec.name)
         elif split in splits:
-            usable = _read_split(spec, split, splits[split], names, numbers.get(split))
+            usable = _read_split(spec, split, splits[split], names, row_numbers.get(split))
             reasons.update(usable.bad)
             if usable.bad and not drop_bad_rows:
                 problems += usable.problems
@@ -450,11 +450,11 @@ def _rename_labels(names: tuple[str, ...], new_names: Sequence[str]) -> tuple[st
 
 
 def _read_split(
-    spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], numbers: Sequence[int] | None = None
-) -> Canonical:
+    spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], row_numbers: Sequence[int] | None = None
+) -> UsableRows:
     reader = kind_module(spec.kind)
     ids = read_ids(spec, split, rows, (f"{split}-{row}" for row in range(len(rows))))
     if spec.kind == "multiple_choice":
         ids = reader.number_questions(spec, rows, ids)
     values = reader.read(spec, split, rows, names, labelled=True)
-    return canonical(split, ids, values, reader.features(spec, labelled=True), numbers=numbers)
+    return collect_usable_rows(split, ids, values, reader.features(spec, labelled=True), row_numbers=row_numbers)

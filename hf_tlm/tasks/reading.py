@@ -34,7 +34,7 @@ from hf_tlm.hub.repo_id import Repo, may_be_repo
 from hf_tlm.tasks.formats import SUFFIXES, is_squad_json, read_conll, read_excel, read_squad_json
 from hf_tlm.tasks.rows import (
     add_field_columns,
-    canonical,
+    collect_usable_rows,
     column_of,
     format_dropped,
     kind_module,
@@ -111,11 +111,11 @@ def _find_files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
     for split in [split for split in ("validation", "test") if split not in split_paths]:
         names = [name for name in sorted(os.listdir(folder)) if suffix_of(Path(name)) in (*BUILDERS, *SUFFIXES)]
         names = [name for name in names if _SPLIT_HINTS[split].search(name.casefold())]
-        if others := [name for name in names if folder / name not in split_paths.values()]:
+        if ignored := [name for name in names if folder / name not in split_paths.values()]:
             logger.warning(
                 "Task %s: %s in %s is ignored. To use it as the %s split, rename it to %s.",
                 spec.name,
-                few(others, 5),
+                few(ignored, 5),
                 folder,
                 split,
                 " or ".join(_split_names(spec, split)),
@@ -422,8 +422,8 @@ def unlabelled_chunks(
         ids = read_ids(spec if has_id_column else dataclasses.replace(spec, id_column=None), path, rows, [None] * len(rows))
         ids = [str(num_read + row) if identifier is None else identifier for row, identifier in enumerate(ids)]
         values = reader.read(spec, path, rows, (), labelled=False)
-        features, numbers = reader.features(spec, labelled=False), range(num_read, num_read + len(ids))
-        usable = canonical(path, ids, values, features, unique=False, numbers=numbers)
+        features, row_numbers = reader.features(spec, labelled=False), range(num_read, num_read + len(ids))
+        usable = collect_usable_rows(path, ids, values, features, unique=False, row_numbers=row_numbers)
         if usable.bad and not drop_bad_rows:
             head = f"Some rows cannot be predicted on (counted among the {len(rows)} rows from row {num_read} on)"
             raise unusable_rows_error(spec, head, usable.problems, usable.bad)

@@ -165,8 +165,8 @@ def add_field_columns(spec: TaskSpec, rows: Dataset) -> Dataset:
     return rows
 
 
-class Canonical(NamedTuple):
-    """The result of `canonical`.
+class UsableRows(NamedTuple):
+    """The result of `collect_usable_rows`.
 
     rows: the usable rows.
     kept: their positions among all rows.
@@ -180,15 +180,15 @@ class Canonical(NamedTuple):
     problems: list[str]
 
 
-def canonical(
+def collect_usable_rows(
     split: str,
     ids: list[str | None],
     values: Iterable[tuple | Bad],
     features: Features,
     *,
     unique: bool = True,
-    numbers: Sequence[int] | None = None,
-) -> Canonical:
+    row_numbers: Sequence[int] | None = None,
+) -> UsableRows:
     """Build rows with the columns `features`, of which `id` is the first, and leave out the unusable rows.
 
     Args:
@@ -196,13 +196,13 @@ def canonical(
         ids: id of each row; a row without an id is unusable.
         values: the other columns of each row, or a `Bad` that says what is wrong with it.
         unique: whether a repeated id makes a row unusable.
-        numbers: numbers of the rows in the source, for messages; None: from 0.
+        row_numbers: numbers of the rows in the source, for messages; None: from 0.
     """
     seen_ids: set[str | None] = set()
     first_bad: dict[str, tuple[int, str]] = {}
     bad: dict[str, int] = {}
     data: dict[str, list[Any]] = {name: [] for name in features}
-    kept: list[int] = []
+    kept_rows: list[int] = []
     for row, (identifier, value) in enumerate(zip(ids, values, strict=True)):
         if not isinstance(value, Bad):
             if identifier is None:
@@ -214,16 +214,16 @@ def canonical(
             bad[value.kind] = bad.get(value.kind, 0) + 1
             continue
         seen_ids.add(identifier)
-        kept.append(row)
+        kept_rows.append(row)
         for name, cell in zip(features, (identifier, *value), strict=True):
             data[name].append(cell)
-    numbers = range(len(ids)) if numbers is None else numbers
+    row_numbers = range(len(ids)) if row_numbers is None else row_numbers
     problems = [
-        f"{split}: {count} of {len(ids)} rows with {kind}; the first is row {numbers[first_bad[kind][0]]} "
+        f"{split}: {count} of {len(ids)} rows with {kind}; the first is row {row_numbers[first_bad[kind][0]]} "
         f"(counted from 0; id {ids[first_bad[kind][0]]!r}{first_bad[kind][1] and ', ' + first_bad[kind][1]})"
         for kind, count in bad.items()
     ]
-    return Canonical(Dataset.from_dict(data, features=features), kept, bad, problems)
+    return UsableRows(Dataset.from_dict(data, features=features), kept_rows, bad, problems)
 
 
 def store_in_cache(rows: Dataset) -> Dataset:

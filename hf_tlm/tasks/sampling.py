@@ -132,7 +132,7 @@ def _read_classes(spec: TaskSpec, rows: Dataset) -> list[Hashable]:
     """Return the class of every row, or None without a label; the same for all rows for other kinds of tasks."""
     if spec.kind != "classification":
         return [""] * len(rows)
-    texts.checked_names(spec, rows)  # Labels that are not classes would each become a stratum.
+    texts.check_class_names(spec, rows)  # Labels that are not classes would each become a stratum.
     return texts.labels(spec, rows)
 
 

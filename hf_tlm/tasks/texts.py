@@ -37,13 +37,13 @@ def choose_text_columns(spec: TaskSpec, rows: Dataset) -> TaskSpec:
 
 def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     """Return the class names in the order of their indices, from the training split; warn if labels look wrong."""
-    names = checked_names(spec, train)
+    names = check_class_names(spec, train)
     if spec.kind != "regression":
         _warn_about_labels(spec, labels(spec, train))
     return names
 
 
-def checked_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
+def check_class_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     """Return the class names in the order of their indices, from the training split; an empty tuple for regression.
 
     Raises:

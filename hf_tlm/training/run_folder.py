@@ -337,7 +337,7 @@ def _read_record(folder: Path, name: str, fields: Mapping[str, Any] | None, remo
                 raise _unreadable_error(folder, path, error.__cause__) from error
             problem = str(error)
         except Unfit as unfit:
-            problem = f"{path} is damaged: {'.'.join(map(str, unfit.place))} must be {unfit.expected}"
+            problem = f"{path} is damaged: {'.'.join(map(str, unfit.keys))} must be {unfit.expected}"
     logger.warning("%s. It will be created again.", problem.removesuffix(". Create it again."))
     if remove:
         path.unlink(missing_ok=True)

@@ -89,11 +89,11 @@ def entry(content: Any, *names: str) -> Any:
 
 
 class Unfit(Exception):
-    """Raised when a value does not fit: what was expected, and `place`, the keys that lead to it within the object."""
+    """Raised when a value does not fit: what was expected, and the `keys` that lead to it within the object."""
 
-    def __init__(self, expected: str, place: tuple[str | int, ...] = ()):
+    def __init__(self, expected: str, keys: tuple[str | int, ...] = ()):
         super().__init__(expected)
-        self.expected, self.place = expected, place
+        self.expected, self.keys = expected, keys
 
 
 def read_fields(
@@ -140,9 +140,9 @@ def check_fields(
     try:
         return record(fields, optional)(content)
     except Unfit as unfit:
-        location = ".".join(map(str, unfit.place))[:100] or "all of it"
+        location = ".".join(map(str, unfit.keys))[:100] or "all of it"
         raise error(
-            f"{what}: {location} must be {unfit.expected}; found {_describe_value(content, unfit.place)}. {advice}"
+            f"{what}: {location} must be {unfit.expected}; found {_describe_value(content, unfit.keys)}. {advice}"
         ) from None
 
 
@@ -159,7 +159,7 @@ def _check_entry(name: str | int, check: Check, value: Any) -> Any:
     try:
         return check(value)
     except Unfit as unfit:
-        raise Unfit(unfit.expected, (name, *unfit.place)) from None
+        raise Unfit(unfit.expected, (name, *unfit.keys)) from None
 
 
 def record(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check:

@@ -59,8 +59,8 @@ def describe_received(value: Any, maker: str, *, data: bool = True, splits: str 
 def dataset_of(value: Any) -> str:
     """Return the call that creates a `datasets.Dataset` from rows or columns; three dots if there is none."""
     frames = {"DataFrame": "Dataset.from_pandas(frame)", "Table": "Dataset(table)", "list": "Dataset.from_list(rows)"}
-    if (made := frames.get(type(value).__name__)) is not None:
-        return made
+    if (call := frames.get(type(value).__name__)) is not None:
+        return call
     if isinstance(value, Mapping):
         return "Dataset.from_dict(columns)"
     return "Dataset.from_list(list(rows))" if isinstance(value, Iterable) else "..."
@@ -109,17 +109,17 @@ def shown_path(path: str) -> str:
     return "/".join(["...", *PurePath(path).parts[1:][-2:]])
 
 
-def relative_name(name: str, of: str | None = None) -> str:
+def relative_name(name: str, digest_source: str | None = None) -> str:
     """Return a name with slashes as a relative path that stays in its folder; a name that must change gets a digest.
 
     Args:
-        of: the text that the digest is computed from, if different texts may have the same name; default: the name.
+        digest_source: the text that is hashed, if different texts may have the same name; default: the name.
     """
     parts = name.split("/")
     safe_parts = [part for text in parts if (part := text.lstrip("~."))]
     if safe_parts == parts:
         return name
-    return "-".join(["/".join(safe_parts) or "run", hashlib.sha256(os.fsencode(of or name)).hexdigest()[:8]])
+    return "-".join(["/".join(safe_parts) or "run", hashlib.sha256(os.fsencode(digest_source or name)).hexdigest()[:8]])
 
 
 def shown_argument(argument: str) -> str:
@@ -134,9 +134,9 @@ def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: shown_path(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
-def suggestion(name: str, known: Iterable[str], most: int = 3) -> str:
-    """Return a sentence, after a space, with the `known` names most similar to a name; an empty string if there are none."""
-    matches = difflib.get_close_matches(name, list(known), n=most)
+def suggestion(name: str, candidates: Iterable[str], most: int = 3) -> str:
+    """Return a sentence, after a space, with the `candidates` most similar to a name; an empty string if there are none."""
+    matches = difflib.get_close_matches(name, list(candidates), n=most)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
