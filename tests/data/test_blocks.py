@@ -29,7 +29,7 @@ def ids_of(tokenizer, text):
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def contiguous(tokenizer, max_length):
+def contiguous_blocks(tokenizer, max_length):
     stream = []
     for text in TEXTS:
         if ids := ids_of(tokenizer, text):
@@ -38,7 +38,7 @@ def contiguous(tokenizer, max_length):
     return [[tokenizer.cls_token_id, *stream[at : at + size], tokenizer.sep_token_id] for at in range(0, len(stream), size)]
 
 
-def in_sentences(tokenizer, max_length):
+def sentence_blocks(tokenizer, max_length):
     size, blocks, block = max_length - 2, [], []
     for text in TEXTS:
         first = True
@@ -55,7 +55,7 @@ def in_sentences(tokenizer, max_length):
 
 
 @pytest.mark.parametrize("max_length", [3, 7, 12, 31, 1000])
-@pytest.mark.parametrize("mode,rule", [("contiguous", contiguous), ("sentences", in_sentences)])
+@pytest.mark.parametrize("mode,rule", [("contiguous", contiguous_blocks), ("sentences", sentence_blocks)])
 def test_blocks_equal_the_transcription(tokenizer, max_length, mode, rule):
     blocks, maker = make_blocks(tokenizer, max_length, mode)
     assert blocks == rule(tokenizer, max_length)

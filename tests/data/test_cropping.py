@@ -12,14 +12,14 @@ from hf_tlm.errors import HfTlmError
 LONG = [2, *range(5, 105), 3]
 
 
-def special(tokenizer):
+def special_tokens_mask(tokenizer):
     found = np.zeros(len(tokenizer), dtype=bool)
     found[tokenizer.all_special_ids] = True
     return found
 
 
 def crop(tokenizer, ids, draw=0, fraction=0.9, seed=0, **more):
-    return Cropper(tokenizer, fraction, seed)([{"input_ids": ids, "draw": draw, **more}], special(tokenizer))[0]
+    return Cropper(tokenizer, fraction, seed)([{"input_ids": ids, "draw": draw, **more}], special_tokens_mask(tokenizer))[0]
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.9, 1.0])

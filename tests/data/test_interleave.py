@@ -196,7 +196,7 @@ def test_text_longer_than_a_token_batch_is_refused():
 @pytest.mark.parametrize("make", [sampler, by_tokens])
 @pytest.mark.parametrize("rho1", [0, 3, math.inf])
 def test_token_counts_equal_the_sum_over_batches(make, rho1):
-    """The closed form against adding up what the batches hold."""
+    """The closed form equals the sum over the batches."""
     ours, sizes = make(rho1, steps=40), np.concatenate([lengths(NUM_TASK), lengths(NUM_CORPUS)])
     counted = {TASK: 0, CORPUS: 0}
     for step, batch in enumerate(list(ours)):

@@ -178,7 +178,7 @@ def test_tokens_of_a_word_are_masked_together(name, kind):
     assert ((alone != -100) == chosen[7, : len(alone)]).all()
 
 
-def test_letter_that_marks_spaces_in_other_vocabularies():
+def test_letter_that_marks_spaces_elsewhere_changes_no_word_starts():
     tokenizer = TOKENIZERS["xlnet"]()
     before = word_continuations(tokenizer)
     tokenizer.add_tokens(["\u0120or\u0121"])  # A Maltese word, as in multilingual vocabularies.

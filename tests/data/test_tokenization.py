@@ -59,7 +59,7 @@ def test_vocabulary_without_a_length_limit():
     assert train_wordpiece(["the gene binds"], 60, max_length=int(1e30)).model_max_length == int(1e30)
 
 
-def test_cased_vocabulary():
+def test_cased_vocabulary_distinguishes_case():
     tokenizer = train_wordpiece(["Gene gene Gene gene"] * 5, 60, lowercase=False)
     assert tokenizer.tokenize("Gene") != tokenizer.tokenize("gene")
 
@@ -196,7 +196,7 @@ def write_task(folder, texts=TEXTS, **columns):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The folder hf_tlm in an empty cache."""
+    """Set an empty cache; return its folder hf_tlm."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     return tmp_path / "cache" / "hf_tlm"
 
@@ -352,7 +352,7 @@ def test_unwritable_cache_is_refused(cache, tmp_path):
 # Lengths, and vocabularies.
 
 
-def test_text_lengths(tokenizer):
+def test_text_lengths_are_numbers_of_tokens(tokenizer):
     rows = tokenize(Dataset.from_dict({"text": ["the gene", "a", "the cell and the gene"]}), tokenizer, 6)
     lengths = [len(ids) for ids in rows["input_ids"]]
     assert text_lengths(rows).tolist() == lengths and text_lengths(rows).dtype == np.int32

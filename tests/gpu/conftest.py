@@ -1,7 +1,8 @@
-"""The product on a GPU beside the CPU: `HF_TLM_TEST_GPU=1 pytest tests/gpu -n 12`; without the variable all skip.
+"""Tests that compare a GPU with the CPU: `HF_TLM_TEST_GPU=1 pytest tests/gpu -n 12`; without the variable all are
+skipped.
 
-`HF_TLM_TEST_GPU=cpu` makes the CPU the device, so that the tests can be written where there is no GPU. They are of float32
-without TF32, and `deterministic` is for those that ask for equal bits.
+`HF_TLM_TEST_GPU=cpu` makes the CPU the device, so that the tests can be written on a machine without a GPU. The tests
+use float32 without TF32; the fixture `deterministic` is for those that need bit-identical results.
 """
 
 import os
@@ -11,7 +12,7 @@ import torch
 
 from support.gpu import DEVICE, WANTED
 
-# cuBLAS reads it when it is first used: without it torch has no deterministic products.
+# cuBLAS reads it at its first use: without it torch has no deterministic matrix products.
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 NO_GPU = "NO GPU TESTED: tests/gpu compare one with the CPU; where there is one, HF_TLM_TEST_GPU=1 pytest tests/gpu -n 12."
 
@@ -53,7 +54,7 @@ def data(tokenizer, corpus_rows):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty one of `datasets`."""
+    """Set an empty cache of `datasets`; return a function that sets another one by name."""
 
     def empty(name):
         monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / name)

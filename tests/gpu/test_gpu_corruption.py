@@ -62,7 +62,7 @@ def global_rng_states():
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if DEVICE.type == "cuda" else [])]
 
 
-def same(one, other):
+def all_equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -77,7 +77,7 @@ def test_replaced_tokens_follow_the_seed(case, tokenizer):
         model.generator.manual_seed(seed)
         before = global_rng_states()
         drawn.append(main_input(model, batch)[0])
-        assert same(before, global_rng_states())
+        assert all_equal(before, global_rng_states())
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     model.generator, drawn = None, []
     for seed in (3, 3, 4):
@@ -97,7 +97,7 @@ def test_second_view_without_gradients_uses_no_random_numbers(tokenizer):
         found.append((model(**inputs), global_rng_states()))
     (unread, after), (alone, expected), (learned, others) = found
     assert torch.equal(unread.logits, alone.logits) and not torch.equal(unread.logits, learned.logits)
-    assert same(after, expected) and not same(after, others)
+    assert all_equal(after, expected) and not all_equal(after, others)
     assert not torch.equal(unread.cropped_vectors[0], unread.cropped_vectors[1])
 
 

@@ -35,7 +35,7 @@ def texts(tmp_path):
     return str(tmp_path / "texts.jsonl")
 
 
-def lines(path):
+def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -49,7 +49,7 @@ def assert_same(found, expected, tolerance=1e-4):
 def predict_on_both(tmp_path, models, data):
     """Return the predictions for a file on the CPU, and on the device."""
     outputs = (("cpu.jsonl", ON_CPU), ("device.jsonl", ON_DEVICE))
-    return [lines(predict(models, data, tmp_path / name, **where)) for name, where in outputs]
+    return [read_lines(predict(models, data, tmp_path / name, **where)) for name, where in outputs]
 
 
 def test_run_learns_and_records_the_device(run):
@@ -61,7 +61,7 @@ def test_run_learns_and_records_the_device(run):
 def test_predictions_equal_the_cpu_and_the_run(run, texts, tmp_path):
     on_cpu, on_device = predict_on_both(tmp_path, str(run[1] / "seed-0/model"), texts)
     assert_same(on_device, on_cpu)
-    assert_same(on_device, lines(run[1] / "seed-0/predictions/test.jsonl"))
+    assert_same(on_device, read_lines(run[1] / "seed-0/predictions/test.jsonl"))
 
 
 def test_averaged_predictions_equal_the_cpu(run, texts, tmp_path):
@@ -81,8 +81,8 @@ def test_exported_model_predicts_as_on_the_device(run, texts, tmp_path):
         pytest.skip("NO EXPORT TESTED: pip install 'hf-tlm[onnx]'")
     made = export_onnx(str(run[1]), tmp_path / "onnx", task=make_task(), max_drop=100)
     assert made.record["files"]["onnx/model.onnx"]["max_difference"] <= 1e-4
-    exported = lines(predict(str(tmp_path / "onnx"), texts, tmp_path / "exported.jsonl", backend="onnx", **ON_CPU))
-    on_device = lines(predict(str(run[1]), texts, tmp_path / "device.jsonl", **ON_DEVICE))
+    exported = read_lines(predict(str(tmp_path / "onnx"), texts, tmp_path / "exported.jsonl", backend="onnx", **ON_CPU))
+    on_device = read_lines(predict(str(run[1]), texts, tmp_path / "device.jsonl", **ON_DEVICE))
     assert_same(on_device, exported)
 
 
@@ -129,7 +129,7 @@ def test_other_kinds_predict_as_on_the_cpu(kind, base, tmp_path):
     task.validation.remove_columns(sorted(truth)).to_json(tmp_path / "rows.jsonl")
     on_cpu, on_device = predict_on_both(tmp_path, str(tmp_path / "out"), str(tmp_path / "rows.jsonl"))
     assert [row["prediction"] for row in on_device] == [row["prediction"] for row in on_cpu]
-    of_run = lines(tmp_path / "out/seed-1/predictions/validation.jsonl")
+    of_run = read_lines(tmp_path / "out/seed-1/predictions/validation.jsonl")
     assert [row["prediction"] for row in on_device] == [row["prediction"] for row in of_run]
 
 

@@ -85,7 +85,7 @@ def test_blocks_that_do_not_fit_are_reloaded(stay, tokenizer, monkeypatch, tmp_p
     assert len(sizes) == 5 and len(read) > 2 * 5
 
 
-def test_checkpoints_masked_task_texts_and_projections(tokenizer):
+def test_checkpoints_masked_texts_and_projections_equal_the_cpu(tokenizer):
     for options in ({}, {"mask_task_texts": True}, {"projection_dim": 4, "parameters": "*dense.weight"}):
         models = [tiny("bert", torch.float32, seed=seed) for seed in (0, 1)]
         expected = InfluenceScorer([*map(deepcopy, models)], tokenizer, mlm_probability=MASKED, seed=SEED, **options)

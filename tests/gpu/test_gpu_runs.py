@@ -50,7 +50,7 @@ def logits(folder, task):
         return model.eval()(**tokenizer(task.test["text"][:], padding=True, return_tensors="pt")).logits
 
 
-def predicted(folder):
+def saved_probabilities(folder):
     lines = (folder / "seed-0/predictions/test.jsonl").read_text().splitlines()
     return torch.tensor([list(json.loads(line)["probabilities"].values()) for line in lines])
 
@@ -58,7 +58,7 @@ def predicted(folder):
 def assert_exported(folder, task, tolerance=1e-4):
     """Check that the stock model on the CPU predicts what the run predicted, in its folder and in that of the seed."""
     for place in (folder, folder / "seed-0/model"):
-        torch.testing.assert_close(logits(place, task).softmax(-1), predicted(folder), rtol=0, atol=tolerance)
+        torch.testing.assert_close(logits(place, task).softmax(-1), saved_probabilities(folder), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
@@ -162,4 +162,4 @@ def test_finished_model_can_be_used_on_the_device(tmp_path, task):
     batch = load_tokenizer(str(run.output_dir))(task.test["text"][:], padding=True, return_tensors="pt").to(DEVICE)
     with torch.no_grad():
         found = model(**batch).logits.softmax(-1).cpu()
-    torch.testing.assert_close(found, predicted(tmp_path / "out"), rtol=0, atol=1e-4)
+    torch.testing.assert_close(found, saved_probabilities(tmp_path / "out"), rtol=0, atol=1e-4)

@@ -37,7 +37,7 @@ def run(benchmark, tmp_path, monkeypatch, *options):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_all_sections(benchmark, tmp_path, monkeypatch, capsys):
+def test_all_sections_of_the_benchmark_run(benchmark, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark.influence_peer, "find_spec", lambda name: None)
     results = run(benchmark, tmp_path, monkeypatch, "--tasks", "1", "2")
     printed = capsys.readouterr()

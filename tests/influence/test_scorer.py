@@ -97,7 +97,7 @@ def test_scores_equal_the_naive_computation(family, layer, kind, tokenizer):
 
 
 @pytest.mark.parametrize(("family", "layer", "kind"), CASES)
-def test_scores_in_float32(family, layer, kind, tokenizer):
+def test_float32_scores_are_close_to_the_naive_computation(family, layer, kind, tokenizer):
     """For each kind separately: in the sum over all of them the small ones would not be noticed."""
     patterns = (LAYER_KINDS if layer else EMBEDDING_KINDS)[kind]
     scores = scorer_of(tiny(family, torch.float32), tokenizer, layer=layer, parameters=patterns).score(passages())
@@ -275,7 +275,7 @@ def test_passages_without_maskable_tokens_score_nan(tokenizer):
     assert scorer.score(Dataset.from_list(rows).select([])).shape == (0, 3)
 
 
-def test_validation_of_a_single_class(tokenizer):
+def test_validation_of_a_single_class_is_scored(tokenizer):
     rows = task_texts(labels=(1,))
     scores = scorer_of(tiny("bert"), tokenizer, rows).score(passages())
     tasks = task_gradients(tiny("bert"), tokenizer, rows, 2)
@@ -373,7 +373,6 @@ def test_fit_writes_to_the_given_folder(tokenizer, tmp_path):
 
 
 def test_killed_fit_resumes_and_processes_divide_the_blocks(tokenizer, tmp_path, monkeypatch):
-    """Five texts in five blocks."""
     blocks = count_blocks(monkeypatch, texts=1)
     whole = scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=1)
     blocks.made.clear()

@@ -21,7 +21,7 @@ from support.toys import make_task
 
 @pytest.fixture(scope="module")
 def subset(corpus_rows, tmp_path_factory):
-    """The toy task's, 52 passages or so; two are without a token to mask."""
+    """Return a subset of about 52 passages for the toy task; two have no token to mask."""
     rows = [{**row, "id": f"p{number}"} for number, row in enumerate(corpus_rows)]
     corpus = load_corpus(Dataset.from_list(rows), id_column="id")
     found = retrieve(make_task(), corpus, top_k=8, cache_dir=str(tmp_path_factory.mktemp("cache")))
@@ -149,7 +149,7 @@ def test_balance_needs_a_batch_of_every_class(by_influence):
         by_influence(num_passages=12, task_batch_size=9, balance="class")
 
 
-def test_validation_of_a_single_class(subset, scorer, tmp_path):
+def test_balance_with_a_single_class_changes_nothing(subset, scorer, tmp_path):
     task = make_task()
     only = task.validation.filter(lambda row: row["label"] == 1)
     task = Task(task.spec, {**task.splits, "validation": only}, task.label_names)

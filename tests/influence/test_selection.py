@@ -75,7 +75,7 @@ def test_num_passages_is_reached_exactly(scores, size, number, classes):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_rank_and_influence(scores, size):
+def test_rank_is_the_best_and_influence_the_mean(scores, size):
     found = select_rows(scores, corpus_batch_size=size, num_passages=32)
     _, ranks = naive_ranks(scores, size)
     assert found.rank.tolist() == [min(ranks_of_batch[row // size] for ranks_of_batch in ranks) for row in found.rows]

@@ -71,7 +71,7 @@ def test_equally_good_models_rarely_have_a_sure_lead():
     assert 1 <= sure <= 12
 
 
-def test_equal_models_and_sure_leads():
+def test_lead_is_sure_when_its_interval_excludes_zero():
     truth = np.arange(60) % 3
     right, wrong = (scorer("macro_f1", truth, one) for one in (truth, (truth + 1) % 3))
     assert paired_bootstrap([right], [right], 60) == Lead(0.0, 0.0, 0.0)

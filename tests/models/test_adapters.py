@@ -33,7 +33,7 @@ HEADS = {
 CLASSES = dict(enumerate("abcd"))
 
 
-def adapted(model_type, base, tokenizer, **options):
+def model_with_adapter(model_type, base, tokenizer, **options):
     """Return a model with an adapter, on a base with another number of classes."""
     set_seed(0)
     if not base.exists():
@@ -59,7 +59,7 @@ def base_name(name):
 @families
 def test_only_adapter_and_head_are_trained(model_type, tokenizer, tmp_path):
     # In float64, in which even small gradients of queries and keys change the weights.
-    model = adapted(model_type, tmp_path / "base", tokenizer, lora_r=4).double()
+    model = model_with_adapter(model_type, tmp_path / "base", tokenizer, lora_r=4).double()
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     lora = {name for name in trained if ".lora_" in name}
     head = {base_name(name) for name in trained - lora}
@@ -88,7 +88,7 @@ def test_only_adapter_and_head_are_trained(model_type, tokenizer, tmp_path):
 @families
 def test_exported_adapter_gives_equal_logits_in_stock_classes(model_type, tokenizer, tmp_path):
     base, folder = tmp_path / "base", tmp_path / "adapter"
-    model = adapted(model_type, base, tokenizer).eval()
+    model = model_with_adapter(model_type, base, tokenizer).eval()
     start = model(**batch()).logits
     with torch.no_grad():
         for parameter in model.parameters():
@@ -108,27 +108,27 @@ def test_exported_adapter_gives_equal_logits_in_stock_classes(model_type, tokeni
     stock = PeftModel.from_pretrained(stock, folder).eval()
     torch.testing.assert_close(stock(**batch()).logits, logits, rtol=0, atol=1e-6)
     # Also in a TlmModel, with which a run continues.
-    again = load_adapter(adapted(model_type, base, tokenizer), folder).eval()
+    again = load_adapter(model_with_adapter(model_type, base, tokenizer), folder).eval()
     torch.testing.assert_close(again(**batch()).logits, logits, rtol=0, atol=1e-6)
     assert trained_parameters(again) == trained_parameters(model)
 
 
 def test_lora_options(tokenizer, tmp_path):
-    model = adapted(
+    model = model_with_adapter(
         "bert", tmp_path / "base", tokenizer, lora_r=3, lora_alpha=12, lora_dropout=0.5, lora_target_modules=["value"]
     )
     layers = [m for m in model.modules() if hasattr(m, "lora_A")]
     assert len(layers) == 2 and all(m.scaling["default"] == 4 and m.lora_dropout["default"].p == 0.5 for m in layers)
     assert all(m.lora_A["default"].weight.shape == (3, 16) for m in layers)
     with pytest.raises(ModelError, match="no linear layer q_proj. Choose from dense, key, query, value"):
-        adapted("bert", tmp_path / "base", tokenizer, lora_target_modules=["query", "q_proj"])
+        model_with_adapter("bert", tmp_path / "base", tokenizer, lora_target_modules=["query", "q_proj"])
     for wrong in ({"lora_r": 0}, {"lora_alpha": 0}, {"lora_dropout": 1.0}):
         with pytest.raises(ModelError, match=f"{next(iter(wrong))}: expected .* received {next(iter(wrong.values()))}"):
             LoraArguments(**wrong)
 
 
 def test_reset_classifier_resets_the_trained_head(tokenizer, tmp_path):
-    model = adapted("modernbert", tmp_path / "base", tokenizer).eval()
+    model = model_with_adapter("modernbert", tmp_path / "base", tokenizer).eval()
     before, trained = model(**batch()).logits, trained_parameters(model)
     model.reset_classifier()
     assert not torch.equal(model.eval()(**batch()).logits, before)
@@ -136,7 +136,7 @@ def test_reset_classifier_resets_the_trained_head(tokenizer, tmp_path):
 
 
 def test_failed_export_keeps_the_old_folder(tokenizer, tmp_path, monkeypatch):
-    model = adapted("bert", tmp_path / "base", tokenizer)
+    model = model_with_adapter("bert", tmp_path / "base", tokenizer)
     export_adapter(model, tokenizer, tmp_path / "a", {"README.md": "old"})
     monkeypatch.setattr(
         "peft.peft_model.safe_save_file", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space left"))

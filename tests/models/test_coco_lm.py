@@ -93,7 +93,7 @@ class TestBuckets:
             ({"relative_attention_max_distance": 4}, "more than half of the 8 buckets; received 4"),
         ],
     )
-    def test_errors(self, changes, message):
+    def test_invalid_config_values_are_refused(self, changes, message):
         with pytest.raises(ValueError, match=message):
             make_model(**changes)
 
@@ -266,7 +266,7 @@ def test_main_and_auxiliary_share_embeddings_but_not_relative_positions():
 
 
 class TestHeads:
-    def test_masked_lm(self):
+    def test_masked_lm_logits_and_loss(self):
         model, batch = make_model(CocoLmForMaskedLM), inputs()
         torch.nn.init.normal_(model.lm_head.bias)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
@@ -280,21 +280,21 @@ class TestHeads:
         torch.testing.assert_close(output.loss, expected)
         assert make_model(CocoLmForMaskedLM, copy_head=False)(**batch).copy_logits is None
 
-    def test_sequence_classification(self):
+    def test_sequence_classification_logits_and_loss(self):
         model, batch, labels = make_model(CocoLmForSequenceClassification), inputs(), torch.tensor([0, 2, 1])
         output = model(**batch, labels=labels)
         torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, labels))
         pooled = torch.tanh(model.cocolm.pooler.dense(model.cocolm(**batch).last_hidden_state[:, 0]))
         torch.testing.assert_close(output.logits, model.classifier(pooled))
 
-    def test_token_classification(self):
+    def test_token_classification_logits_and_loss(self):
         model, batch = make_model(CocoLmForTokenClassification), inputs()
         labels = torch.where(batch["attention_mask"] == 1, batch["input_ids"] % 3, -100)
         output = model(**batch, labels=labels)
         assert output.logits.shape == (3, 12, 3)
         torch.testing.assert_close(output.loss, F.cross_entropy(output.logits.float().flatten(0, 1), labels.flatten()))
 
-    def test_question_answering(self):
+    def test_question_answering_logits_and_loss(self):
         model, batch = make_model(CocoLmForQuestionAnswering).train(), inputs()
         starts, ends = torch.tensor([1, 2, 99]), torch.tensor([3, 2, 99])  # The third text has no answer.
         model.eval()
@@ -305,7 +305,7 @@ class TestHeads:
         torch.testing.assert_close(output.loss, sum(parts) / 2)
         assert model(**batch).loss is None
 
-    def test_multiple_choice(self):
+    def test_multiple_choice_logits_and_loss(self):
         model, batch, labels = make_model(CocoLmForMultipleChoice), inputs(lengths=(9, 5, 7, 3)), torch.tensor([1, 0])
         output = model(**{name: value.view(2, 2, 12) for name, value in batch.items()}, labels=labels)
         pooled = model.cocolm(**batch).pooler_output
@@ -374,7 +374,7 @@ def test_saved_folder_loads_without_hf_tlm(tokenizer, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_fill_mask_pipeline(tokenizer):
+def test_fill_mask_pipeline_equals_the_model(tokenizer):
     model = make_model(CocoLmForMaskedLM, vocab_size=len(tokenizer)).float()
     text = f"the enzyme {tokenizer.mask_token} the protein"
     best = pipeline("fill-mask", model=model, tokenizer=tokenizer)(text, top_k=2)
@@ -410,6 +410,6 @@ class TestStockBert:
         "cls,mode,message",
         [(CocoLmModel, "t5", "has no relative positions.*'t5'"), (CocoLmForMaskedLM, None, "Pass the body")],
     )
-    def test_errors(self, cls, mode, message):
+    def test_models_without_a_stock_bert_are_refused(self, cls, mode, message):
         with pytest.raises(ModelError, match=message):
             as_bert(make_model(cls, relative_attention_mode=mode))

@@ -177,7 +177,7 @@ def test_nothing_to_predict_gives_a_finite_loss(tokenizer, probability, row_leng
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def outcome(tokenizer, *objectives, crop=0.9, **options):
+def run_objective(tokenizer, *objectives, crop=0.9, **options):
     """Return the terms and gradients of a loss, the ids that the main model read, and the model."""
     objective = WeightedSum((1.0, Mlm()), *objectives)
     clm = next((part for _, part in objectives if isinstance(part, CorrectiveLm)), None)
@@ -203,20 +203,20 @@ class TestSwitches:
 
     @pytest.fixture
     def full(self, tokenizer):
-        return outcome(tokenizer, (1.0, CLM), SCL)
+        return run_objective(tokenizer, (1.0, CLM), SCL)
 
     def test_clm_only_removes_the_contrastive_loss(self, tokenizer, full):
-        terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), crop=None)
+        terms, _, ids, _ = run_objective(tokenizer, (1.0, CLM), crop=None)
         assert ids.equal(full[2]) and changed_terms(terms, full[0]) == SCL_TERMS
         assert full[0]["loss"] == pytest.approx(terms["loss"] + full[0]["scl_loss"])
 
     def test_rtd_replaces_the_clm_terms(self, tokenizer, full):
         detection = (50.0, ReplacedTokenDetection())
-        terms, _, ids, model = outcome(tokenizer, detection, SCL)
+        terms, _, ids, model = run_objective(tokenizer, detection, SCL)
         accuracies = {"rtd_accuracy_replaced", "rtd_accuracy_original"}
         expected = {"loss", "copy_loss", "lm_loss", "rtd_loss"} | CLM_TERMS | accuracies
         assert ids.equal(full[2]) and changed_terms(terms, full[0]) == expected and model.clm_heads is None
-        assert changed_terms(outcome(tokenizer, detection, crop=None)[0], terms) == SCL_TERMS
+        assert changed_terms(run_objective(tokenizer, detection, crop=None)[0], terms) == SCL_TERMS
 
     @pytest.mark.parametrize(
         "clm,expected",
@@ -228,7 +228,7 @@ class TestSwitches:
         ids=["no copy", "all tokens", "no stop-gradient"],
     )
     def test_clm_setups_change_only_the_lm_loss(self, tokenizer, full, clm, expected):
-        terms, gradients, ids, _ = outcome(tokenizer, (1.0, clm), SCL)
+        terms, gradients, ids, _ = run_objective(tokenizer, (1.0, clm), SCL)
         assert (
             ids.equal(full[2])
             and changed_terms(terms, full[0]) - {"lm_accuracy_original", "lm_accuracy_replaced"} == expected
@@ -239,15 +239,15 @@ class TestSwitches:
             or clm.stop_gradient
         )
 
-    def test_without_relative_positions(self, tokenizer, full):
-        *_, model = outcome(tokenizer, (1.0, CLM), SCL, config={"relative_attention_mode": None})
+    def test_disabling_relative_positions_removes_only_their_tables(self, tokenizer, full):
+        *_, model = run_objective(tokenizer, (1.0, CLM), SCL, config={"relative_attention_mode": None})
         missing = {n for n, _ in full[3].named_parameters()} - {n for n, _ in model.named_parameters()}
         assert missing == {f"{part}.cocolm.relative_attention_bias.weight" for part in ("main", "auxiliary")}
 
     @pytest.mark.parametrize("size", [0.5, 1])
     def test_electras_auxiliary_has_the_depth_of_the_main_model(self, tokenizer, size):
         """A narrow one is an ELECTRA generator on the wide embeddings; the main model is unchanged."""
-        terms, gradients, _, model = outcome(tokenizer, (1.0, CLM), SCL, size=size, layers=None)
+        terms, gradients, _, model = run_objective(tokenizer, (1.0, CLM), SCL, size=size, layers=None)
         assert isinstance(model.auxiliary.config, ElectraConfig) == (size < 1)
         assert model.auxiliary.config.hidden_size == size * model.config.hidden_size
         assert model.auxiliary.config.num_hidden_layers == model.config.num_hidden_layers
@@ -259,7 +259,7 @@ class TestSwitches:
 
     def test_random_replacements_are_uniform(self, tokenizer, full):
         """Over the vocabulary; the auxiliary model is trained as before."""
-        terms, gradients, ids, model = outcome(tokenizer, (1.0, CLM), SCL, replacements="random")
+        terms, gradients, ids, model = run_objective(tokenizer, (1.0, CLM), SCL, replacements="random")
         assert not ids.equal(full[2]) and {"mlm_loss", "generator_accuracy"}.isdisjoint(changed_terms(terms, full[0]))
         auxiliary_names = [n for n in gradients if n.startswith("auxiliary.")]
         assert auxiliary_names and all(torch.equal(gradients[n], full[1][n]) for n in auxiliary_names)
@@ -294,16 +294,16 @@ class TestSwitches:
         )
 
     def test_crop_fraction_changes_only_the_contrastive_loss(self, tokenizer, full):
-        terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), SCL, crop=0.5)
+        terms, _, ids, _ = run_objective(tokenizer, (1.0, CLM), SCL, crop=0.5)
         assert ids.equal(full[2]) and changed_terms(terms, full[0]) == SCL_TERMS
 
     def test_temperature_changes_only_the_contrastive_loss(self, tokenizer, full):
-        terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), (1.0, SequenceContrastive(0.5)))
+        terms, _, ids, _ = run_objective(tokenizer, (1.0, CLM), (1.0, SequenceContrastive(0.5)))
         assert ids.equal(full[2]) and changed_terms(terms, full[0]) == {"loss", "scl_loss"}
 
     def test_projection_changes_only_the_contrastive_loss(self, tokenizer, full):
         """Both vectors of a text pass through a trained head of their own."""
-        terms, gradients, ids, model = outcome(tokenizer, (1.0, CLM), SCL, scl_projection="mlp")
+        terms, gradients, ids, model = run_objective(tokenizer, (1.0, CLM), SCL, scl_projection="mlp")
         assert ids.equal(full[2]) and changed_terms(terms, full[0]) == SCL_TERMS
         head_names = {f"scl_head.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")}
         assert gradients.keys() - full[1].keys() == head_names and all(gradients[name].any() for name in head_names)

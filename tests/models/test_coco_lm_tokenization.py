@@ -47,7 +47,7 @@ def released(folder):
         (" ", ""),
     ],
 )
-def test_split_words(text, expected):
+def test_split_words_equals_the_published_code(text, expected):
     """The expected output is that of the published code."""
     assert split_words(text) == expected
 
@@ -62,7 +62,7 @@ def test_split_words(text, expected):
         ([], []),
     ],
 )
-def test_drop_spaces(pieces, expected):
+def test_drop_spaces_drops_single_space_symbols(pieces, expected):
     assert drop_spaces(pieces) == expected
 
 

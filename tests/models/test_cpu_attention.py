@@ -74,7 +74,7 @@ def test_attention_equals_a_plain_transcription(kind, dropout, monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def banded(texts: int, length: int) -> torch.Tensor:
+def sliding_window_mask(texts: int, length: int) -> torch.Tensor:
     """Return the mask of a sliding window from `sdpa_mask`, with padding at the end of the second text and most of the
     third."""
     positions = torch.arange(length)
@@ -95,7 +95,7 @@ def test_sliding_window_is_computed_in_blocks(length, dropout, monkeypatch):
     monkeypatch.setattr(torch, "bmm", lambda a, b: products.append((a.shape, b.shape)) or bmm(a, b))
     torch.manual_seed(length)
     inputs = [torch.randn(3, 2, length, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    mask = banded(3, length)
+    mask = sliding_window_mask(3, length)
     weight = torch.randn(3, length, 2, 4, dtype=torch.float64)
     output, _ = attention(SELF, *inputs, mask, dropout=dropout, scaling=0.7, sliding_window=WINDOW + 1)
     gradients = torch.autograd.grad((output * weight).sum(), inputs)
@@ -119,14 +119,14 @@ def test_blocks_need_a_boolean_mask(mask):
 
 @pytest.mark.parametrize("shape", [(6, 9), (3, 1, 1, 9), (3, 2, 6, 9)])
 @pytest.mark.parametrize("kind", ["bool", "added"])
-def test_masks_that_broadcast_and_other_numbers_of_keys(kind, shape):
+def test_broadcast_masks_and_other_numbers_of_keys_equal_torch(kind, shape):
     """Masks of any shape that broadcasts to the scores', as in torch."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(3, 2, size, 4, dtype=torch.float64, requires_grad=True) for size in (6, 9, 9))
     mask = torch.rand(shape) > 0.4 if kind == "bool" else torch.randn(shape, dtype=torch.float64)
     ours, _ = attention(SELF, query, key, value, mask, scaling=0.7)
     expected = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.7).transpose(1, 2)
-    assert by_products(ours)
+    assert uses_own_attention(ours)
     for one, other in zip(
         [ours, *torch.autograd.grad(ours.square().sum(), [query, key, value])],
         [expected, *torch.autograd.grad(expected.square().sum(), [query, key, value])],
@@ -135,7 +135,7 @@ def test_masks_that_broadcast_and_other_numbers_of_keys(kind, shape):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def by_products(output: torch.Tensor) -> bool:
+def uses_own_attention(output: torch.Tensor) -> bool:
     return type(output.grad_fn).__name__ == "_AttentionBackward"
 
 
@@ -146,14 +146,14 @@ def test_implementation_of_attention_is_chosen(monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         output, _ = attention(SELF, *inputs, None)
     output.sum().backward()
-    assert by_products(output) and output.dtype == torch.bfloat16 and inputs[0].grad.dtype == torch.float32
+    assert uses_own_attention(output) and output.dtype == torch.bfloat16 and inputs[0].grad.dtype == torch.float32
     monkeypatch.setattr(module, "LONGEST_PLAIN", 5)
-    assert not by_products(attention(SELF, *inputs, None)[0])
-    assert by_products(attention(SELF, *inputs, None, dropout=0.1)[0])
+    assert not uses_own_attention(attention(SELF, *inputs, None)[0])
+    assert uses_own_attention(attention(SELF, *inputs, None, dropout=0.1)[0])
     causal = nn.Module()
     causal.is_causal = True
     output, _ = attention(causal, *inputs, None, dropout=0.1)
-    assert not by_products(output)
+    assert not uses_own_attention(output)
 
 
 def test_attention_weights_are_dropped_and_empty_rows_are_zero():

@@ -61,7 +61,7 @@ def test_gradients_equal_torch(places, rows, used):
     assert used == [True]
 
 
-def test_layers_without_bias_and_gradients_of_expanded_memory(used):
+def test_layers_without_bias_and_expanded_gradients_equal_torch(used):
     layers = [torch.nn.Linear(24, 40, bias=False) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
     inputs = tensors()[0]

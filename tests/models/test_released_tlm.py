@@ -51,7 +51,7 @@ def batch():
     return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": types}
 
 
-def converted(folder):
+def load_converted(folder):
     classifier = AutoModelForSequenceClassification.from_pretrained(folder)
     lm, info = AutoModelForMaskedLM.from_pretrained(folder, subfolder="mlm", output_loading_info=True)
     assert not any(info.values())
@@ -64,7 +64,7 @@ def test_both_heads_give_the_logits_of_the_published_network(folder, batch, tmp_
     model = published()
     state = {prefix + name: value for name, value in model.state_dict().items()}
     released = convert_legacy(str(folder(model, state=state)), tmp_path / "out")
-    classifier, lm = converted(tmp_path / "out")
+    classifier, lm = load_converted(tmp_path / "out")
     real = batch["attention_mask"].bool()
     with torch.no_grad():
         classes, tokens = model.both(**batch)
@@ -83,7 +83,7 @@ def test_untied_output_embedding_is_kept(folder, batch, tmp_path):
         model.cls.predictions.decoder.bias.copy_(model.cls.predictions.bias)
     assert not torch.equal(model.cls.predictions.decoder.weight, model.bert.embeddings.word_embeddings.weight)
     convert_legacy(str(folder(model)), tmp_path / "out")
-    classifier, lm = converted(tmp_path / "out")
+    classifier, lm = load_converted(tmp_path / "out")
     with torch.no_grad():
         torch.testing.assert_close(lm(**batch).logits, model.both(**batch)[1], rtol=0, atol=1e-6)
 

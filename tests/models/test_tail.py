@@ -13,7 +13,7 @@ PLACES = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "text
 SHORTER = ("bert", "roberta", "electra", "cocolm")
 
 
-def both_ways(model, tokenizer, row_length, choose=lambda chosen: chosen):
+def encode_both_ways(model, tokenizer, row_length, choose=lambda chosen: chosen):
     batch = TlmCollator(tokenizer, mlm_probability=0.3, row_length=row_length, seed=1)(texts(False, pairs=True))
     inputs, chosen = [batch.get(name) for name in PLACES], choose(batch["mlm_labels"] != -100)
     found = []
@@ -42,7 +42,7 @@ def tail_output_shapes(model):
 def test_chosen_tokens_have_equal_outputs_and_gradients(model_type, row_length, tokenizer):
     model = tiny(model_type).eval().double()
     shapes = tail_output_shapes(model)
-    (hidden, gradients), (expected, expected_gradients) = both_ways(model, tokenizer, row_length)
+    (hidden, gradients), (expected, expected_gradients) = encode_both_ways(model, tokenizer, row_length)
     assert bool(shapes) == (model_type in SHORTER)
     assert not shapes or shapes[0] == (1, len(hidden)) and shapes[-1] != shapes[0]
     torch.testing.assert_close(hidden, expected, **EXACT)
@@ -51,16 +51,16 @@ def test_chosen_tokens_have_equal_outputs_and_gradients(model_type, row_length, 
 
 
 def test_no_chosen_tokens_give_no_output(tokenizer):
-    (hidden, gradients), _ = both_ways(tiny("bert").eval(), tokenizer, None, torch.zeros_like)
+    (hidden, gradients), _ = encode_both_ways(tiny("bert").eval(), tokenizer, None, torch.zeros_like)
     assert hidden.shape[0] == 0 and not any(g.any() for g in gradients.values() if g is not None)
 
 
 def test_gradient_checkpointing_computes_complete_layers(tokenizer):
     model = tiny("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).double()
-    plain = both_ways(model.train(), tokenizer, None)[0]
+    plain = encode_both_ways(model.train(), tokenizer, None)[0]
     model.activation_checkpointing_enable()
     shapes = tail_output_shapes(model)
-    again = both_ways(model, tokenizer, None)[0]
+    again = encode_both_ways(model, tokenizer, None)[0]
     assert (1, len(again[0])) not in shapes
     torch.testing.assert_close(again[0], plain[0])
     for name, gradient in plain[1].items():

@@ -41,7 +41,7 @@ def texts():
     return original, current, {"attention_mask": attention_mask, "mlm_labels": mlm_labels}
 
 
-def ours(objective, p, max_logits):
+def terms_of(objective, p, max_logits):
     """Call the objective as a model does: the head's part on the real tokens, then the objective on the outputs."""
     original, current, batch = texts()
     real = batch["attention_mask"].bool()
@@ -89,7 +89,7 @@ def plain(p, lambda_copy=50.0, copy=True, stop_gradient=True, all_tokens=False):
 @pytest.mark.parametrize("max_logits", [1, 3 * V, 10**9])
 def test_every_term_and_gradient_equals_the_equation(switches, max_logits):
     mine, reference = parameters(), parameters()
-    terms, expected = ours(CorrectiveLm(**switches), mine, max_logits), plain(reference, **switches)
+    terms, expected = terms_of(CorrectiveLm(**switches), mine, max_logits), plain(reference, **switches)
     for name, value in zip(("loss", "copy_loss", "lm_loss"), expected, strict=True):
         torch.testing.assert_close(terms[name], value, rtol=1e-12, atol=0)
     terms["loss"].backward()
@@ -112,14 +112,14 @@ def test_no_gradient_of_the_lm_loss_reaches_the_copy_weights():
 
 
 def test_each_switch_changes_only_its_term():
-    base = ours(CorrectiveLm(), parameters(), V)
+    base = terms_of(CorrectiveLm(), parameters(), V)
     for switches, changed in (
         ({"copy": False}, {"loss", "lm_loss", "lm_accuracy_original"}),
         ({"all_tokens": True}, {"loss", "lm_loss"}),
         ({"lambda_copy": 1.0}, {"loss"}),
         ({"stop_gradient": False}, set()),  # Changes only gradients: see above.
     ):
-        found = ours(CorrectiveLm(**switches), parameters(), V)
+        found = terms_of(CorrectiveLm(**switches), parameters(), V)
         assert {name for name in base if not torch.allclose(base[name], found[name])} == changed
 
 

@@ -146,7 +146,7 @@ def test_counts_are_the_divisors():
     torch.testing.assert_close(objective(outputs, batch, counts)["loss"], RHO2 * mlm / 2 + task / 4)
 
 
-def test_label_smoothing():
+def test_label_smoothing_equals_torch():
     outputs, batch = case()
     expected = torch.nn.CrossEntropyLoss(label_smoothing=0.3)(outputs.logits, batch["labels"])
     torch.testing.assert_close(TaskLoss(label_smoothing=0.3)(outputs, batch)["loss"], expected)

@@ -138,7 +138,7 @@ def test_several_models_export_to_one_graph(run, one_registry, tmp_path):
             assert predicted["probabilities"] == pytest.approx(mean, abs=tolerance)
 
 
-def test_single_model_in_a_list_and_limits_of_an_average(run, tmp_path, monkeypatch):
+def test_empty_and_too_large_averages_are_refused(run, tmp_path, monkeypatch):
     folder, _ = run
     assert model_names(Path("a")) == ["a"] and model_names([Path("a"), "b"]) == ["a", "b"]
     with pytest.raises(HfTlmError, match="expected one or more models; received none"):

@@ -39,7 +39,7 @@ def test_linear_model_has_size_and_speed(task, tmp_path):
     assert set(linear_price(linear_model(paired).model, paired)["texts_per_second"]) == {"32", "128"}
 
 
-def test_majority_class(task):
+def test_majority_class_is_the_most_frequent_in_training(task):
     made = majority_class(task)
     (largest, _), *_ = Counter(task.train["label"][:]).most_common()
     assert made.settings == {"class": task.id2label[largest]} and made.name == "majority class"

@@ -43,7 +43,7 @@ def test_linear_predictions_are_cached(task, monkeypatch):
     assert linear_answers(task) == cached and to_beat(task)
 
 
-def test_lead_of_a_run_over_the_linear_model(task, tmp_path):
+def test_lead_over_the_linear_model_is_recorded_per_split(task, tmp_path):
     """On both splits, for the mean over seeds."""
     majority, linear = beside(task, *write_run_predictions(task, tmp_path / "run", {0: {0, 1}, 3: {2}}), to_beat(task))[
         "baselines"

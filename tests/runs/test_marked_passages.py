@@ -60,7 +60,7 @@ def passages(count=40):
     return found
 
 
-def test_marks_without_passages():
+def test_marks_that_passages_lack_are_found():
     texts = [f"<< aspirin >> inhibits [[ cox {i} ]] -- it seems" for i in range(10)]
     assert marks_without_passages(texts, ["a passage -- without marks"] * 200) == ["<<", ">>", "[[", "]]"]
     assert marks_without_passages(texts, ["<< so >> [[ these ]] -- have"] * 5) == []
@@ -169,7 +169,7 @@ def test_marks_of_all_forms_and_scripts(marks, text, sentence, expected):
     assert phrases.texts_of([sentence]) == [expected] and len(phrases.kinds) == 2
 
 
-def test_phrase_within_another():
+def test_phrases_nested_in_another_are_found():
     phrases = MarkedPhrases(["the <<big [[ras]]>> is now", "the <<zinc>> hits [[p53]] now"], read_marks(MARKS))
     assert phrases.kinds == {("big", "ras"): {0}, ("ras",): {1}, ("zinc",): {0}, ("p53",): {1}}
 

@@ -30,7 +30,7 @@ from support.toys import TINY_CONFIGS, make_task, sentences
 CPU = {"use_cpu": True}
 
 
-def lines(path):
+def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -69,12 +69,12 @@ def test_predictions_equal_those_of_the_run(tlm, table, tmp_path):
     out, task = tlm
     assert json.loads((out / "settings.json").read_text())["held_out"] == {"validation": 0.2, "test": 0.1}
     assert "held out of the task's table" in (out / "README.md").read_text()
-    predictions = lines(predict(str(out), str(table), tmp_path / "all.jsonl", **CPU))
+    predictions = read_lines(predict(str(out), str(table), tmp_path / "all.jsonl", **CPU))
     assert [line["nr"] for line in predictions] == [f"{i:03}" for i in range(60)]  # Not read as numbers.
     by_text = {line["Body"]: line for line in predictions}
     for split in ("validation", "test"):
         ids = dict(zip(task.splits[split]["id"][:], task.splits[split]["text"][:], strict=True))
-        for line in lines(out / f"seed-0/predictions/{split}.jsonl"):
+        for line in read_lines(out / f"seed-0/predictions/{split}.jsonl"):
             predicted = by_text[ids[line["id"]]]
             assert predicted["prediction"] == line["prediction"] and predicted["queue"] == line["label"]
             assert predicted["probabilities"] == pytest.approx(line["probabilities"], abs=1e-5)
@@ -90,7 +90,8 @@ def test_older_folder_needs_text_columns_on_the_command_line(tlm, table, tmp_pat
     ):
         predict(str(old), str(table), tmp_path / "a.jsonl", **CPU)
     first, second = (
-        lines(predict(str(folder), str(table), tmp_path / "a.jsonl", text_columns="Body", **CPU)) for folder in (old, tlm[0])
+        read_lines(predict(str(folder), str(table), tmp_path / "a.jsonl", text_columns="Body", **CPU))
+        for folder in (old, tlm[0])
     )
     assert first == second
 
@@ -118,7 +119,7 @@ def test_tables_keep_their_columns_beside_the_predictions(tlm, tmp_path, given, 
     classes = ["down", "none", "up"]
     if name == "out.jsonl":
         read = pd.DataFrame(
-            [{**line, **{f"probability_{c}": line["probabilities"][c] for c in classes}} for line in lines(out)]
+            [{**line, **{f"probability_{c}": line["probabilities"][c] for c in classes}} for line in read_lines(out)]
         )
         read = read.drop(columns=["id", "probabilities"])
     elif name == "out.parquet":
@@ -188,8 +189,8 @@ def test_adapter_predicts(tmp_path, tokenizer):
     go(tmp_path / "out", base, make_task(train=12), {"use_peft": True}, max_steps=1)
     rows = [{"text": row["text"]} for row in make_task().test]
     pd.DataFrame(rows).to_csv(tmp_path / "in.csv", index=False)
-    found = lines(predict(str(tmp_path / "out"), str(tmp_path / "in.csv"), tmp_path / "out.jsonl", **CPU))
-    expected = lines(tmp_path / "out/seed-0/predictions/test.jsonl")
+    found = read_lines(predict(str(tmp_path / "out"), str(tmp_path / "in.csv"), tmp_path / "out.jsonl", **CPU))
+    expected = read_lines(tmp_path / "out/seed-0/predictions/test.jsonl")
     for one, other in zip(found, expected, strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
 
@@ -199,9 +200,9 @@ def test_few_shot_run_predicts(tmp_path, method):
     checkpoint, task = prompts.save(tmp_path / "lm", prompts.wordpiece()), make_task()
     run = prompts.go(tmp_path / "out", task, checkpoint, method=method, splits=2)
     pd.DataFrame([{"text": row["text"]} for row in task.test]).to_csv(tmp_path / "in.csv", index=False)
-    found = lines(predict(str(tmp_path / "out"), str(tmp_path / "in.csv"), tmp_path / "out.jsonl", **CPU))
+    found = read_lines(predict(str(tmp_path / "out"), str(tmp_path / "in.csv"), tmp_path / "out.jsonl", **CPU))
     best = max(run.splits, key=lambda record: record["validation"]["macro_f1"])["seed"]
-    expected = lines(tmp_path / f"out/split-{best}/predictions/test.jsonl")
+    expected = read_lines(tmp_path / f"out/split-{best}/predictions/test.jsonl")
     for one, other in zip(found, expected, strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-4)
     assert find_source(str(tmp_path / "out")).arguments["max_length"] == 32
@@ -224,7 +225,7 @@ def test_stock_classifier_predicts_as_the_pipeline(tmp_path, tokenizer, model_ty
     )
     texts = [row["text"] for row in sentences(7)] + ["the gene binds the cell " * 60]
     pd.DataFrame({"text": texts}).to_csv(tmp_path / "in.csv", index=False)
-    found = lines(predict(folder, str(tmp_path / "in.csv"), tmp_path / "out.jsonl", **CPU))
+    found = read_lines(predict(folder, str(tmp_path / "in.csv"), tmp_path / "out.jsonl", **CPU))
     source = find_source(folder)
     classify = pipeline("text-classification", model=folder, top_k=None, device="cpu")
     for line, answer in zip(found, classify(texts, truncation=True, max_length=source.arguments["max_length"]), strict=True):
@@ -234,18 +235,20 @@ def test_stock_classifier_predicts_as_the_pipeline(tmp_path, tokenizer, model_ty
 def test_stock_heads_of_other_tasks_predict(tmp_path, tokenizer):
     tags = stock(tmp_path / "tags", tokenizer, AutoModelForTokenClassification)
     (tmp_path / "words.jsonl").write_text(json.dumps({"tokens": ["the", "gene"]}) + "\n")
-    (line,) = lines(predict(tags, str(tmp_path / "words.jsonl"), tmp_path / "tags.jsonl", **CPU))
+    (line,) = read_lines(predict(tags, str(tmp_path / "words.jsonl"), tmp_path / "tags.jsonl", **CPU))
     assert len(line["prediction"]) == 2 and line["tokens"] == ["the", "gene"]
     table = pd.read_csv(predict(tags, str(tmp_path / "words.jsonl"), tmp_path / "tags.csv", **CPU))
     assert json.loads(table["prediction"][0]) == line["prediction"]
     answers = stock(tmp_path / "qa", tokenizer, AutoModelForQuestionAnswering, num_labels=2)
     (tmp_path / "q.jsonl").write_text(json.dumps({"id": "a", "context": "the gene binds", "question": "what binds"}) + "\n")
     assert {"prediction", "probability"} <= set(
-        lines(predict(answers, str(tmp_path / "q.jsonl"), tmp_path / "a.jsonl", **CPU))[0]
+        read_lines(predict(answers, str(tmp_path / "q.jsonl"), tmp_path / "a.jsonl", **CPU))[0]
     )
     number = stock(tmp_path / "r", tokenizer, AutoModelForSequenceClassification, num_labels=1)
     (tmp_path / "t.txt").write_text("the gene\n")
-    assert isinstance(lines(predict(number, str(tmp_path / "t.txt"), tmp_path / "r.jsonl", **CPU))[0]["prediction"], float)
+    assert isinstance(
+        read_lines(predict(number, str(tmp_path / "t.txt"), tmp_path / "r.jsonl", **CPU))[0]["prediction"], float
+    )
 
 
 def test_models_that_cannot_predict_are_refused(tmp_path, tokenizer):

@@ -203,7 +203,7 @@ def test_other_settings_in_the_same_folder_are_refused(finished, corpus):
         go(out, corpus, max_tokens=1e9)
 
 
-def test_blocks_of_sentences_without_evaluation(tmp_path, corpus):
+def test_blocks_of_sentences_without_evaluation_are_recorded(tmp_path, corpus):
     run = go(tmp_path, corpus, blocks={"blocks": "sentences", "validation_share": 0.0}, total_batch_size=4, packing="pack")
     assert run.record["validation"] == {} and run.record["cost"]["real_tokens"] < run.record["cost"]["tokens"]
     card = (tmp_path / "README.md").read_text()

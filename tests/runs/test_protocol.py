@@ -265,7 +265,7 @@ def test_refused_start_leaves_no_folder(tmp_path, task, subset):
 
 
 @pytest.mark.slow
-def test_task_data_only_with_one_stage(tmp_path, task):
+def test_single_stages_run_on_task_data_only(tmp_path, task):
     run = go(tmp_path / "one", task, None, rho1=0, stage="1")
     assert set(run.seeds[0]["stages"]) == {"1"} and run.seeds[0]["cost"]["steps"] == 4
     run = go(tmp_path / "two", task, None, stage="2", model=None)

@@ -669,7 +669,7 @@ def scores_of_teacher(task, subset, method, teacher, **options):
     return teacher_scores(task, subset, method, args)
 
 
-def test_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
+def test_selection_by_confidence_keeps_the_most_certain_passages(task, corpus, tmp_path, monkeypatch, caplog):
     """Equals a plain loop over the answers; balanced, it has the most confident passages of every class in equal
     number."""
     subset = retrieve(task, corpus, top_k=4)
@@ -703,7 +703,7 @@ def test_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
     assert "by how certain a teacher is of them (" in card and "The labels that the teacher has learned from" in card
 
 
-def test_selection_by_disagreement(task, corpus, runs):
+def test_selection_by_disagreement_keeps_the_most_disputed_passages(task, corpus, runs):
     subset = retrieve(task, corpus, top_k=4)
     scores = scores_of_teacher(task, subset, "disagreement", [str(folder) for folder in runs])
     probabilities = np.stack([softmaxes(folder, subset.dataset["text"][:]) for folder in runs]).astype(float)

@@ -40,7 +40,7 @@ def test_step_that_reaches_the_budget_is_the_last(tmp_path, data, tokenizer, nam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name,cost", [("max_flops", "flops"), ("max_tokens", "real_tokens")])
-def test_warmup_with_a_budget(tmp_path, data, tokenizer, name, cost, caplog):
+def test_warmup_is_a_share_of_the_budgeted_steps(tmp_path, data, tokenizer, name, cost, caplog):
     """As a share of the budgeted steps; a number of steps that reaches the end is refused, or warned about without a
     budget."""
     run = trainer(tmp_path / "eight", data, tokenizer, max_steps=8, rho1=2)

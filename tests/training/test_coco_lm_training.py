@@ -159,7 +159,7 @@ def config(tmp_path, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clm", ["full", "rtd"])
-def test_both_stages_and_the_export(tmp_path, task, corpus, tokenizer, clm):
+def test_both_stages_run_and_export_models(tmp_path, task, corpus, tokenizer, clm):
     steps = {"max_steps": 4, "stage2_max_steps": 4, "stage2_eval_steps": 2}
     args = TlmArguments(
         output_dir=str(tmp_path / "run"), **QUIET, **steps, objective="cocolm", clm=clm, rho1=1, max_length=32

@@ -147,7 +147,7 @@ def test_passages_are_evaluated_with_the_corpus_objective(tmp_path, data, tokeni
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["electra", "ale"])
-def test_both_stages_and_the_export(tmp_path, task, corpus, tokenizer, objective):
+def test_both_stages_run_and_export_stock_models(tmp_path, task, corpus, tokenizer, objective):
     config = TINY_CONFIGS["albert" if objective == "ale" else "electra"]
     args = TlmArguments(
         output_dir=str(tmp_path / "run"),

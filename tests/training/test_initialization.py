@@ -109,7 +109,7 @@ def test_each_option_changes_only_its_weights(task, corpus, tokenizer):
     assert "bert.embeddings.position_embeddings.weight" in changed["attention_init"]
 
 
-def test_masked_lm_with_the_body_of_coco_lm(task, corpus):
+def test_masked_lm_with_the_body_of_coco_lm_is_initialized(task, corpus):
     """Its head has a copy probability beside the output embedding, which is not a transform."""
     options = {name: value for name, value in QUIET.items() if name != "logging_steps"}
     args = TlmArguments(output_dir="unused", **options, max_length=32, rho1=1, max_steps=12)

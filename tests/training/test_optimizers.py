@@ -167,7 +167,7 @@ def test_adapters_have_the_distances_of_their_layers():
     assert [group["lr"] for group in groups] == [1.0, 0.5, 0.25], "heads, and the adapters of two layers"
 
 
-def test_trainer_with_layerwise_decay(tmp_path, data, tokenizer):
+def test_trainer_uses_layerwise_decay(tmp_path, data, tokenizer):
     """The schedule scales every group's learning rate, and the top's is logged."""
     run = trainer(tmp_path, data, tokenizer, rho1=1, max_steps=2, layerwise_lr_decay=0.5, lr_scheduler_type="constant")
     before = weights(run)

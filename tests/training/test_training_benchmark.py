@@ -213,7 +213,7 @@ def test_tokens_of_a_step_are_counted(benchmark, tokenizer, row_length, places):
     assert watch.counts(0) == (2 * places, 14, 50) and watch.counts(1) == (places, 7, 25) and watch.losses == [0.5, 0.5]
 
 
-def test_needed_flops(benchmark):
+def test_needed_flops_count_products_and_attention(benchmark):
     """A layer has one product per weight and token, and attention."""
     from transformers import BertConfig, BertModel
 

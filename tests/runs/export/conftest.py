@@ -1,4 +1,4 @@
-"""A tiny run and its export, made once: torch takes seconds for a graph."""
+"""A tiny run and its export, created once: torch takes seconds per graph."""
 
 import hashlib
 
@@ -30,13 +30,13 @@ def exported(run, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_memory(monkeypatch, one_registry):
-    """Its process takes a second a graph: `exported` alone has its memory measured."""
+    """Do not measure memory, which takes a process and a second per graph: only `exported` measures it."""
     monkeypatch.setattr(module, "onnx_memory", lambda *args: None)
 
 
 @pytest.fixture
 def graph(exported, monkeypatch):
-    """The same graph again, in no time."""
+    """Return the exported graph again, without the time to create it."""
     made = onnx.load(exported.folder / "onnx/model.onnx")
     monkeypatch.setattr(module, "to_onnx", lambda *args, **options: made)
     return made
@@ -44,7 +44,7 @@ def graph(exported, monkeypatch):
 
 @pytest.fixture
 def runtime(tmp_path, monkeypatch):
-    """A folder as npm leaves it, with other files in the places of transformers.js and onnxruntime-web."""
+    """Return a folder as npm writes it, with other files in place of transformers.js and onnxruntime-web."""
     for package, names in page.RUNTIME.items():
         place = tmp_path / "npm/node_modules" / package.rpartition("@")[0] / "dist"
         place.mkdir(parents=True)

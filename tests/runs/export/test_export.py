@@ -220,7 +220,7 @@ def test_texts_of_a_named_column_are_used_for_the_check(run, graph, tmp_path, re
         export_onnx(str(run), tmp_path / "other", text_columns="body", dtypes=["fp32"])
 
 
-def test_fp16_export(run, graph, texts, tmp_path):
+def test_fp16_export_has_only_the_fp16_graph(run, graph, texts, tmp_path):
     made = export_onnx(str(run), tmp_path / "out", data=texts, dtypes=["fp16"], **ANY)
     assert [*made.record["files"]] == ["onnx/model_fp16.onnx"] and not (made.folder / "onnx/model.onnx").exists()
     assert made.record["files"]["onnx/model_fp16.onnx"]["max_difference"] < 0.01

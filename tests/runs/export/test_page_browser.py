@@ -164,7 +164,7 @@ console.log(JSON.stringify(asked));
 
 
 @contextlib.contextmanager
-def served(folder):
+def serve(folder):
     """Serve a folder; yield its address and the list of requested paths."""
     requested = []
 
@@ -215,7 +215,7 @@ def cases(count):
 def run_in_browser(page, tmp_path, texts):
     (page / "cases.json").write_text(json.dumps(texts))
     (page / "driver.html").write_text(DRIVER.format(imports=json.dumps({"imports": module._IMPORTS})), encoding="utf-8")
-    with served(page) as (address, _):
+    with serve(page) as (address, _):
         found, _ = browse(f"{address}/driver.html", tmp_path)
     assert isinstance(found, list), found
     return found
@@ -391,7 +391,7 @@ def test_page_loads_its_model_from_the_hub(hub, exported, tmp_path):
     texts = ["the gene", "a cell"]
     page = write_page(exported.folder, tmp_path / "page", texts=texts, runtime=RUNTIME, model="alice/toy@main")
     hub.log.clear()
-    with served(tmp_path) as (elsewhere, reached), served(page) as (address, _):
+    with serve(tmp_path) as (elsewhere, reached), serve(page) as (address, _):
         add_user_script(page, elsewhere)
         seen, console = browse(f"{address}/index.html", tmp_path)
     assert seen["ready"] == "true" and {row[0] for row in seen["typed"]} == {"down", "none", "up"}, console
@@ -405,7 +405,7 @@ def test_page_loads_its_model_from_the_hub(hub, exported, tmp_path):
 @pytest.mark.slow
 @in_a_browser
 def test_typed_texts_and_examples_are_classified(page, exported, tmp_path):
-    with served(tmp_path) as (elsewhere, reached), served(page) as (address, asked):
+    with serve(tmp_path) as (elsewhere, reached), serve(page) as (address, asked):
         add_user_script(page, elsewhere)
         seen, console = browse(f"{address}/index.html", tmp_path)
         dark, _ = browse(f"{address}/index.html", tmp_path, "--blink-settings=preferredColorScheme=0")

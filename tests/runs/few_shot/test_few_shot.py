@@ -273,7 +273,7 @@ def test_similarity_model_chooses_demonstrations(task, checkpoint, tmp_path):
     assert [inputs[i]["input_ids"] for i in range(48)] != [model.inputs(task.test)[i]["input_ids"] for i in range(48)]
 
 
-def test_pairs_with_a_byte_level_tokenizer(tmp_path):
+def test_pairs_with_a_byte_level_tokenizer_are_learned(tmp_path):
     rows = [
         {"text": f"It was {'good' if i % 2 else 'bad'}.", "text_pair": "It was good.", "label": i % 2} for i in range(40)
     ]

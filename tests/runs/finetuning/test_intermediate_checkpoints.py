@@ -63,7 +63,7 @@ def pretrained(tmp_path_factory):
     return make
 
 
-def loaded(auto_class, folder):
+def load_classifier(auto_class, folder):
     """Load a model for three classes, whose head is initialised at random with a fixed seed."""
     config = AutoConfig.from_pretrained(folder, num_labels=3)
     set_seed(5)
@@ -73,8 +73,8 @@ def loaded(auto_class, folder):
 @pytest.mark.parametrize("model_type", RUNS)
 def test_checkpoint_loads_like_the_export(pretrained, model_type):
     folder = pretrained(model_type)
-    from_checkpoint, info = loaded(AutoModelForSequenceClassification, folder / "training" / "checkpoint-2")
-    expected, exported = loaded(AutoModelForSequenceClassification, folder)
+    from_checkpoint, info = load_classifier(AutoModelForSequenceClassification, folder / "training" / "checkpoint-2")
+    expected, exported = load_classifier(AutoModelForSequenceClassification, folder)
     assert type(from_checkpoint) is type(expected) and from_checkpoint.dtype == torch.float32
     # ALE's export is a complete AlbertModel, whose pooler was not trained.
     assert {name for name in info["missing_keys"] if model_type != "albert" or "pooler" not in name} == exported[
@@ -82,7 +82,7 @@ def test_checkpoint_loads_like_the_export(pretrained, model_type):
     ]
     for name, value in expected.state_dict().items():
         assert torch.equal(value, from_checkpoint.state_dict()[name]) or name in info["missing_keys"], name
-    earlier, _ = loaded(AutoModelForSequenceClassification, folder / "training" / "checkpoint-1")
+    earlier, _ = load_classifier(AutoModelForSequenceClassification, folder / "training" / "checkpoint-1")
     earlier = earlier.base_model.state_dict()
     assert any(not torch.equal(value, earlier[name]) for name, value in from_checkpoint.base_model.state_dict().items())
 
@@ -90,8 +90,8 @@ def test_checkpoint_loads_like_the_export(pretrained, model_type):
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "cocolm"])
 def test_checkpoint_loads_with_its_lm_head(pretrained, model_type):
     folder = pretrained(model_type)
-    from_checkpoint, info = loaded(AutoModelForMaskedLM, folder / "training" / "checkpoint-2")
-    expected, _ = loaded(AutoModelForMaskedLM, folder)
+    from_checkpoint, info = load_classifier(AutoModelForMaskedLM, folder / "training" / "checkpoint-2")
+    expected, _ = load_classifier(AutoModelForMaskedLM, folder)
     assert not info["missing_keys"]
     assert all(torch.equal(value, from_checkpoint.state_dict()[name]) for name, value in expected.state_dict().items())
 

@@ -53,7 +53,7 @@ def base(tmp_path_factory, tokenizer):
     return pretrained(tmp_path_factory.mktemp("base") / "bert", tokenizer)
 
 
-def trained(kind, base, out, **changes):
+def train_and_read_predictions(kind, base, out, **changes):
     task = task_of(kind, rows_of(kind, 24), labels_of(kind), train=rows_of(kind, 64))
     run = go(out, base, task, num_train_epochs=4, seeds=[1], learning_rate=5e-3, **changes)
     lines = (out / "seed-1/predictions/validation.jsonl").read_text().splitlines()
@@ -63,7 +63,7 @@ def trained(kind, base, out, **changes):
 
 
 def test_question_answering_export_gives_the_scored_predictions(base, tmp_path):
-    task, record, lines = trained("question_answering", base, tmp_path / "out", doc_stride=4)
+    task, record, lines = train_and_read_predictions("question_answering", base, tmp_path / "out", doc_stride=4)
     assert 0 < record["validation"]["squad_f1"] <= 1 and "no_answer_f1" in record["validation"]
     model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -80,7 +80,7 @@ def test_question_answering_export_gives_the_scored_predictions(base, tmp_path):
 
 
 def test_multiple_choice_export_gives_the_scored_predictions(base, tmp_path):
-    task, record, lines = trained("multiple_choice", base, tmp_path / "out")
+    task, record, lines = train_and_read_predictions("multiple_choice", base, tmp_path / "out")
     right = sum(line["prediction"] == "ABCD"[row["label"]] for line, row in zip(lines, task.validation, strict=True))
     assert record["validation"]["accuracy"] == pytest.approx(right / 24)
     tokenizer, row = AutoTokenizer.from_pretrained(tmp_path / "out"), task.validation[0]
@@ -93,7 +93,7 @@ def test_multiple_choice_export_gives_the_scored_predictions(base, tmp_path):
 
 @pytest.mark.parametrize("crf", [False, True])
 def test_tagging_export_gives_the_scored_predictions(crf, base, tmp_path):
-    task, record, lines = trained("tagging", base, tmp_path / "out", crf=crf)
+    task, record, lines = train_and_read_predictions("tagging", base, tmp_path / "out", crf=crf)
     assert record["validation"]["tag_accuracy"] > 0.5  # Three tags; the most frequent has 0.4.
     assert {line["tag"]: line["support"] for line in record["tables"]["validation"]["tags"]} == {
         "DT": 48,
@@ -120,7 +120,7 @@ def test_tagging_export_gives_the_scored_predictions(crf, base, tmp_path):
 
 def test_label_smoothing_with_a_crf_is_refused(base, tmp_path):
     with pytest.raises(ValueError, match="label_smoothing_factor 0.1 smooths the loss of single tags"):
-        trained("tagging", base, tmp_path / "out", crf=True, label_smoothing_factor=0.1)
+        train_and_read_predictions("tagging", base, tmp_path / "out", crf=True, label_smoothing_factor=0.1)
 
 
 @pytest.mark.parametrize("kind", ["question_answering", "multiple_choice"])

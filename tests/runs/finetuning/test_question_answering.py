@@ -211,7 +211,7 @@ def test_null_threshold_is_the_best_on_validation(tokenizers):
     assert qa.validation_choices(task, (start, end), features, rows, args) == {"null_threshold": 2.5}
 
 
-def test_very_long_contexts_and_questions(tokenizers):
+def test_very_long_contexts_are_split_and_questions_truncated(tokenizers):
     long = row(FILLER * 400 + "alpha-2 .", "alpha-2", question="which receptor " * 50)
     rows, args = Dataset.from_list([long, ROWS[1]]), arguments(max_length=32)
     features = qa.encode(rows, tokenizers["bert"], args)

@@ -23,7 +23,7 @@ from support.tiny_checkpoints import FAST, files, go, pretrained
 from support.toys import make_task, sentences
 
 
-def retrieved(name="toy", fingerprint=None):
+def make_subset(name="toy", fingerprint=None):
     """Return a subset with the part of a manifest that `finetune` reads."""
     found = {"source": "toy", "rank": 1, "score": 1.0, "n_queries": 1, "best_query": None}
     rows = [{"id": str(i), "text": row["text"], **found} for i, row in enumerate(sentences(40, 9))]
@@ -33,7 +33,7 @@ def retrieved(name="toy", fingerprint=None):
     return Subset(dataset, {"retriever": "bm25", **made})
 
 
-PASSAGES = retrieved()
+PASSAGES = make_subset()
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_passages_of_another_task_are_warned_about(tmp_path, base, caplog):
     with caplog.at_level(logging.WARNING):
         finetune_with_teacher(tmp_path / "known", base, teacher="linear", max_steps=1)
         assert "was retrieved for" not in caplog.text
-        finetune_with_teacher(tmp_path / "other", base, subset=retrieved("news", "0" * 16), teacher="linear", max_steps=1)
+        finetune_with_teacher(tmp_path / "other", base, subset=make_subset("news", "0" * 16), teacher="linear", max_steps=1)
     assert caplog.text.count("The subset was retrieved for news (fingerprint 0000000000000000), not for toy") == 1
 
 
