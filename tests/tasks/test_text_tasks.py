@@ -106,7 +106,7 @@ def test_local_copy_of_a_glue_task_is_read(tmp_path, name):
     task = load_task(write(tmp_path / f"glue_{name}", records))
     assert (task.name, task.kind, task.metric) == (f"glue_{name}", spec.kind, spec.metric)
     assert task.label_names == spec.classes
-    assert task.train["label"][:] == list(range(len(labels))) if spec.classes else [0.0, 5.0]
+    assert task.train["label"][:] == (list(range(len(labels))) if spec.classes else [0.0, 5.0])
     assert task.train.column_names == ["id", "text", *(["text_pair"] if pair else []), "label"]
     official = [dict.fromkeys(spec.text_columns, f"text {i}") | {"label": x} for i, x in enumerate(labels)]
     assert load_task(write(tmp_path / name, official)).train["text"][:] == [f"text {i}" for i in range(len(labels))]
