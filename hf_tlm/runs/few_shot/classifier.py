@@ -41,7 +41,7 @@ PROMPT_FILE = "prompt.json"
 # The schema of prompt.json, which may be written by somebody who is not trusted.
 _TEXT = words(1 << 20)
 _EXAMPLE = record({"text": _TEXT, "text_pair": _TEXT, "label": whole(0, 1000)}, optional=["text_pair"])
-_SAVED = {
+_SCHEMA = {
     **{"template": words(10_000), "label_words": mapped(words(1000), 1000), "max_length": whole(1, 1 << 15)},
     **{"seed": whole(0, 2**63 - 1), "sets": whole(1, 1000), "similarity_model": maybe(words(1000))},
     **dict.fromkeys(("first_text_limit", "other_text_limit"), maybe(whole(1, 1 << 15))),
@@ -49,7 +49,7 @@ _SAVED = {
     "examples": maybe(listed(_EXAMPLE, 10_000)),
 }
 # Fields that files of earlier versions lack.
-_LATER = ("first_text_limit", "other_text_limit", "tail")
+_OPTIONAL_FIELDS = ("first_text_limit", "other_text_limit", "tail")
 # Demonstrations are drawn from this share of a class's examples, the most similar ones (LM-BFF, section 6.2).
 SIMILAR_SHARE = 0.5
 # Keys of independent streams of random numbers with the same seed.
@@ -106,25 +106,25 @@ def label_word_logits(
     """
     stock = model if stock is None else stock
     assert isinstance(stock, PreTrainedModel)
-    with _only_at(stock, mask_positions):
+    with _restrict_logits(stock, mask_positions):
         logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
     return logits[:, 0, word_ids]
 
 
 @contextmanager
-def _only_at(stock: PreTrainedModel, positions: torch.LongTensor) -> Iterator[None]:
+def _restrict_logits(stock: PreTrainedModel, positions: torch.LongTensor) -> Iterator[None]:
     """Make a masked LM compute, within the block, logits only at one position of each text.
 
     A hook reduces the encoder's output to one hidden state per text, [B, 1, H]. The head works on each token independently,
     so the stock class's own `forward` then computes only the logits of these, [B, 1, V].
     """
 
-    def choose(body, inputs, outputs):
+    def select_positions(body, inputs, outputs):
         rows = torch.arange(len(positions), device=positions.device)
         outputs.last_hidden_state = outputs.last_hidden_state[rows, positions].unsqueeze(1)
         return outputs
 
-    handle = stock.base_model.register_forward_hook(choose)
+    handle = stock.base_model.register_forward_hook(select_positions)
     try:
         yield
     finally:
@@ -164,9 +164,9 @@ class PromptClassifier:
     demonstrations: Demonstrations | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self):
-        shown = 0 if self.examples is None else len(self.prompt.label_words)
+        num_demonstrations = 0 if self.examples is None else len(self.prompt.label_words)
         limits = (self.first_text_limit, self.other_text_limit, self.tail)
-        self.encoder = PromptEncoder(self.tokenizer, self.prompt, self.max_length, shown, *limits)
+        self.encoder = PromptEncoder(self.tokenizer, self.prompt, self.max_length, num_demonstrations, *limits)
         if self.examples is not None:
             self.demonstrations = Demonstrations(self.encoder.encode(self.examples), self.examples["label"][:])
 
@@ -180,7 +180,7 @@ class PromptClassifier:
         """
         folder = Path(checkpoint_folder(name_or_path))
         try:
-            saved = read_fields(folder / PROMPT_FILE, _SAVED, PromptError, optional=_LATER)
+            saved = read_fields(folder / PROMPT_FILE, _SCHEMA, PromptError, optional=_OPTIONAL_FIELDS)
         except OSError as error:
             raise PromptError(
                 f"{name_or_path} has no {PROMPT_FILE}, which describes how the model classifies. Pass split-<seed>/model "
@@ -192,9 +192,9 @@ class PromptClassifier:
         if examples and not all(row["label"] < len(prompt.label_words) for row in examples):
             raise PromptError(f"{PROMPT_FILE} of {name_or_path} has examples of more classes than it has label words.")
         labels = {row["label"] for row in examples or ()}
-        if lacking := [name for label, name in enumerate(prompt.label_words) if labels and label not in labels]:
+        if missing := [name for label, name in enumerate(prompt.label_words) if labels and label not in labels]:
             raise PromptError(
-                f"{PROMPT_FILE} of {name_or_path} has examples, but none of class {lacking[0]!r}: expected two or more of "
+                f"{PROMPT_FILE} of {name_or_path} has examples, but none of class {missing[0]!r}: expected two or more of "
                 "each class. Add them, or set examples to null to classify without demonstrations."
             )
         examples = Dataset.from_list(list(examples)) if examples else None
@@ -213,7 +213,7 @@ class PromptClassifier:
             "seed": self.seed,
             "sets": self.sets,
             "similarity_model": self.similarity_model,
-            **{name: value for name in _LATER if (value := getattr(self, name)) not in (None, False)},
+            **{name: value for name in _OPTIONAL_FIELDS if (value := getattr(self, name)) not in (None, False)},
             "examples": examples,
         }
 
@@ -236,13 +236,13 @@ class PromptClassifier:
         Args:
             rows: columns `text`, `text_pair` (only for pairs) and, if known, `label`.
         """
-        return EvaluationInputs(**self._parts(rows), sets=self.draws)
+        return EvaluationInputs(**self._input_arguments(rows), sets=self.draws)
 
     def training_inputs(self, rows: Dataset, length: int) -> TrainingInputs:
         """Return the `length` inputs of a training in order. With demonstrations, `rows` must be `examples`."""
-        return TrainingInputs(**self._parts(rows), length=length)
+        return TrainingInputs(**self._input_arguments(rows), length=length)
 
-    def _parts(self, rows: Dataset) -> dict[str, Any]:
+    def _input_arguments(self, rows: Dataset) -> dict[str, Any]:
         """Return the arguments that `TrainingInputs` and `EvaluationInputs` share."""
         return {
             "encoder": self.encoder,
@@ -270,19 +270,19 @@ class PromptClassifier:
             rows: see `inputs`.
         """
         self.model.eval()
-        found = []
+        batch_logits = []
         for batch in DataLoader(self.inputs(rows), batch_size=batch_size, collate_fn=self.collator):
             batch = {name: value.to(self.model.device) for name, value in batch.items() if name != "labels"}
-            found.append(label_word_logits(self.model, self.encoder.word_ids, **batch).float().cpu().numpy())
-        return averaged(np.concatenate(found), self.draws)
+            batch_logits.append(label_word_logits(self.model, self.encoder.word_ids, **batch).float().cpu().numpy())
+        return average_over_sets(np.concatenate(batch_logits), self.draws)
 
     def predict(self, rows: Dataset, batch_size: int = 32) -> list[dict[str, Any]]:
         """Return the `prediction` (a class) and `probabilities` (class -> probability) of each row, in order."""
         classes = list(self.prompt.label_words)
-        shares = torch.softmax(torch.from_numpy(self.logits(rows, batch_size)), dim=-1).tolist()
+        probabilities = torch.softmax(torch.from_numpy(self.logits(rows, batch_size)), dim=-1).tolist()
         return [
             {"prediction": classes[int(np.argmax(row))], "probabilities": dict(zip(classes, row, strict=True))}
-            for row in shares
+            for row in probabilities
         ]
 
     @cached_property
@@ -321,24 +321,24 @@ class Demonstrations:
             )
 
     def draw(
-        self, generator: np.random.Generator, *, besides: int | None = None, similarities: np.ndarray | None = None
+        self, generator: np.random.Generator, *, exclude: int | None = None, similarities: np.ndarray | None = None
     ) -> list[tuple[Texts, int]]:
         """Draw one example of each class, in the order of the classes.
 
         Args:
-            besides: index of an example that must not be drawn, because it is the text to classify.
+            exclude: index of an example that must not be drawn, because it is the text to classify.
             similarities: float [N], similarity of each example to the text to classify; only the more similar half of each
                 class is drawn from. None: all examples.
         """
-        drawn = []
+        demonstrations = []
         for candidates in self.by_class:
-            candidates = candidates[candidates != besides] if besides is not None else candidates
+            candidates = candidates[candidates != exclude] if exclude is not None else candidates
             if similarities is not None:
                 order = np.argsort(-similarities[candidates], kind="stable")
                 candidates = candidates[order[: max(1, int(SIMILAR_SHARE * len(candidates)))]]
             index = int(generator.choice(candidates))
-            drawn.append((self.texts[index], int(self.labels[index])))
-        return drawn
+            demonstrations.append((self.texts[index], int(self.labels[index])))
+        return demonstrations
 
 
 @torch.inference_mode()
@@ -383,15 +383,15 @@ class _Inputs(torch.utils.data.Dataset):
     demonstrations: Demonstrations | None = None
     similarities: np.ndarray | None = None
 
-    def _filled(self, index: int, *stream: int, besides: int | None = None) -> dict:
+    def _build_input(self, index: int, *stream: int, exclude: int | None = None) -> dict:
         """Return the input of a text, with demonstrations drawn from a stream of random numbers."""
-        shown = []
+        demonstrations = []
         if self.demonstrations is not None:
             similarities = None if self.similarities is None else self.similarities[index]
             generator = np.random.default_rng([self.seed, *stream])
-            shown = self.demonstrations.draw(generator, besides=besides, similarities=similarities)
-        filled = self.encoder.fill(self.texts[index], shown)
-        return filled if self.labels is None else {**filled, "label": self.labels[index]}
+            demonstrations = self.demonstrations.draw(generator, exclude=exclude, similarities=similarities)
+        features = self.encoder.fill(self.texts[index], demonstrations)
+        return features if self.labels is None else {**features, "label": self.labels[index]}
 
 
 @dataclass
@@ -411,10 +411,10 @@ class TrainingInputs(_Inputs):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, place: int) -> dict:
-        turn, rest = divmod(place, len(self.texts))
-        index = int(np.random.default_rng([self.seed, _ORDER, turn]).permutation(len(self.texts))[rest])
-        return self._filled(index, _TRAIN, place, besides=index)
+    def __getitem__(self, index: int) -> dict:
+        epoch, offset = divmod(index, len(self.texts))
+        row = int(np.random.default_rng([self.seed, _ORDER, epoch]).permutation(len(self.texts))[offset])
+        return self._build_input(row, _TRAIN, index, exclude=row)
 
 
 @dataclass
@@ -430,11 +430,11 @@ class EvaluationInputs(_Inputs):
     def __len__(self) -> int:
         return len(self.texts) * self.sets
 
-    def __getitem__(self, place: int) -> dict:
-        index, number = divmod(place, self.sets)
-        return self._filled(index, _SET, number)
+    def __getitem__(self, index: int) -> dict:
+        row, set_index = divmod(index, self.sets)
+        return self._build_input(row, _SET, set_index)
 
 
-def averaged(logits: np.ndarray, sets: int) -> np.ndarray:
+def average_over_sets(logits: np.ndarray, sets: int) -> np.ndarray:
     """Average the logits of `EvaluationInputs`, float [N x sets, C], over the sets of each text: [N, C], as LM-BFF does."""
     return logits.reshape(-1, sets, logits.shape[-1]).mean(axis=1)

@@ -32,7 +32,7 @@ from hf_tlm.utils.options import check_given
 from hf_tlm.utils.run_files import EXAMPLES_FILE, PREDICTIONS, TABLE_FILE, predictions_file, split_folder
 
 # Options that may grow to extend a run, and so are not among its settings.
-_MORE = ("splits", "split_seeds")
+_EXTENDABLE = ("splits", "split_seeds")
 
 
 @dataclass
@@ -58,19 +58,19 @@ class FewShotRun:
 
         The text says so if the scored split is not the task's test split.
         """
-        rows = [_row(record) for record in self.splits]
+        rows = [_format_row(record) for record in self.splits]
         if len(rows) > 1:
-            last = dict.fromkeys(rows[0], "") | {"split": "mean ± std"}
+            mean_row = dict.fromkeys(rows[0], "") | {"split": "mean ± std"}
             for split, scores in self.summary.items():
-                last |= {f"{split} {name}": score for name, score in scores.items()}
-            rows.append(last)
-        table, scored = format_table(rows, list(rows[0])), self.details["scored_split"]
+                mean_row |= {f"{split} {name}": score for name, score in scores.items()}
+            rows.append(mean_row)
+        table, test_split = format_table(rows, list(rows[0])), self.details["scored_split"]
         if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
             table += f"\n\nTo beat, from as many examples: {line}."
-        if found := self.splits[-1].get("price"):
-            table += f"\n\nA prediction costs {price_line(found)}."
-        if scored != "test":
-            table += f"\n\nTest scores are on the task's {scored} split: there is no test split with labels."
+        if prediction_price := self.splits[-1].get("price"):
+            table += f"\n\nA prediction costs {price_line(prediction_price)}."
+        if test_split != "test":
+            table += f"\n\nTest scores are on the task's {test_split} split: there is no test split with labels."
         return table
 
 
@@ -96,7 +96,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     """
     check_task(task, "Few-shot learning", "classification")
     check_given(ArgumentsError, checkpoint=(checkpoint, CheckpointArguments), args=(args, FewShotArguments))
-    output_dir, scored = args.folder, scored_split(task)
+    output_dir, test_split = args.folder, scored_split(task)
     for batch_size in args.batch_sizes:
         args.for_point(args.learning_rates[0], batch_size, output_dir, 0, task.metric)
     if args.method == "zero_shot" and not args.demonstrations:
@@ -105,38 +105,43 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     else:
         episodes = {seed: draw_episode(task, args.k, seed) for seed in args.run_split_seeds}
     seeds = list(episodes)
-    method, prompt = _method(task, checkpoint, args, episodes[seeds[0]])
+    method, prompt = _create_method(task, checkpoint, args, episodes[seeds[0]])
     details = {
         "task": task.name,
         "task_fingerprint": task.fingerprint,
         **task.about_splits(),
         "metric": task.metric,
-        "scored_split": scored,
+        "scored_split": test_split,
         "method": args.method,
         "k": args.k,
         "prompt": prompt,
-        "arguments": {name: value for name, value in settings(args).items() if name not in _MORE},
+        "arguments": {name: value for name, value in settings(args).items() if name not in _EXTENDABLE},
         "model": dict(checkpoint.__dict__),
     }
     with args.main_process_first(desc="checking the output folder"):
-        data = ("task_fingerprint", "metric", "prompt")
+        data_fields = ("task_fingerprint", "metric", "prompt")
         # Processes that share the work must claim the folder one after the other.
         with awaited(output_dir) if args.process_index == 0 else nullcontext():
-            claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
+            claimed = claim(output_dir, details, data_fields, args.process_index, options=(args, checkpoint))
     details |= started(details)
     if args.process_index == 0:
-        drawn = [one for one in episodes.values() if one is not None]
-        parts = [{"train": one.train, "validation": one.validation, "test": task.splits[scored]} for one in drawn]
+        samples = [episode for episode in episodes.values() if episode is not None]
+        sample_splits = [
+            {"train": episode.train, "validation": episode.validation, "test": task.splits[test_split]}
+            for episode in samples
+        ]
         # Without examples, a linear baseline cannot be trained.
-        details["baselines"] = to_beat(task, [replace(task, splits=splits) for splits in parts]) if parts else []
+        details["baselines"] = (
+            to_beat(task, [replace(task, splits=splits) for splits in sample_splits]) if sample_splits else []
+        )
 
     points = []
     if args.method != "zero_shot":
         points = [Point(*values) for values in product(seeds, args.learning_rates, args.batch_sizes)]
-    work = _Work(task, args, method, scored, episodes, points, details)
+    work = _Work(task, args, method, test_split, episodes, points, details)
     with claimed:
-        run_shared(points, lambda point: point.folder(output_dir), work.trained, work.train)
-        run_shared(seeds, work.folder, work.tested, work.test)
+        run_shared(points, lambda point: point.folder(output_dir), work.is_trained, work.train)
+        run_shared(seeds, work.folder, work.is_tested, work.test)
         work.discard_models(points)  # Models that a killed process has left.
 
     records = [read_object(work.folder(seed) / RESULTS_FILE) for seed in seeds]
@@ -148,7 +153,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     return run
 
 
-def _method(
+def _create_method(
     task: Task, checkpoint: CheckpointArguments, args: FewShotArguments, episode: Episode | None
 ) -> tuple[Prompted | WithHead, dict[str, Any] | None]:
     """Return the method, and its prompt as JSON values (None without one).
@@ -175,7 +180,7 @@ def _method(
 class _Work:
     """The trainings and tests of a run.
 
-    scored: the split of the task that is tested on.
+    test_split: the split of the task that is tested on.
     episodes: seed of a split -> its examples; None if no examples are drawn.
     points: all points to train.
     details: facts about the run, for cards.
@@ -184,27 +189,27 @@ class _Work:
     task: Task
     args: FewShotArguments
     method: Prompted | WithHead
-    scored: str
+    test_split: str
     episodes: Mapping[int, Episode | None]
     points: Sequence[Point]
     details: Mapping[str, Any]
-    whole: set[int] = field(default_factory=set)  # Seeds of splits that are known to be tested.
+    tested_seeds: set[int] = field(default_factory=set)  # Seeds of splits that are known to be tested.
 
     def folder(self, seed: int) -> Path:
         return split_folder(self.args.folder, seed)
 
-    def tested(self, seed: int) -> bool:
-        if seed not in self.whole and finished(self.folder(seed), self.args, local=True) is not None:
-            self.whole.add(seed)
-        return seed in self.whole
+    def is_tested(self, seed: int) -> bool:
+        if seed not in self.tested_seeds and finished(self.folder(seed), self.args, local=True) is not None:
+            self.tested_seeds.add(seed)
+        return seed in self.tested_seeds
 
-    def trained(self, point: Point) -> bool:
+    def is_trained(self, point: Point) -> bool:
         folder = point.folder(self.args.folder)
         # Another process that tests the split removes the models of its points, possibly between these checks.
         return (
-            self.tested(point.split)
+            self.is_tested(point.split)
             or (finished(folder, self.args, local=True) is not None and (folder / "model").is_dir())
-            or self.tested(point.split)
+            or self.is_tested(point.split)
         )
 
     def train(self, point: Point) -> None:
@@ -217,43 +222,43 @@ class _Work:
     def test(self, seed: int) -> None:
         """Test the best point of a split and keep its model as the split's; without points, test the checkpoint itself."""
         folder, episode = self.folder(seed), self.episodes[seed]
-        rows, names = self.task.splits[self.scored], self.task.label_names
-        own = [point for point in self.points if point.split == seed]
-        record = self._best(own, folder / "model") if own else {}
-        record["test"], logits = self.method.score(episode, folder / "model" if own else None, self.scored)
+        rows, names = self.task.splits[self.test_split], self.task.label_names
+        split_points = [point for point in self.points if point.split == seed]
+        record = self._copy_best_model(split_points, folder / "model") if split_points else {}
+        record["test"], logits = self.method.score(episode, folder / "model" if split_points else None, self.test_split)
         if self.args.process_index > 0:
             return
         text = predictions_jsonl("classification", names, rows, classified(logits, names))
         atomic_write(predictions_file(folder, "test"), text)
         if episode is not None:
-            drawn = {"train": episode.train["id"][:], "validation": episode.validation["id"][:]}
-            _write(folder / EXAMPLES_FILE, drawn)
-        if own:
+            example_ids = {"train": episode.train["id"][:], "validation": episode.validation["id"][:]}
+            _write(folder / EXAMPLES_FILE, example_ids)
+        if split_points:
             record["price"] = price(folder / "model")
             if self.details["prompt"] is not None:  # A model with a head already has the card of fine-tuning.
                 atomic_write(folder / "model" / "README.md", prompted_card(self.details, {"seed": seed, **record}))
         finish(folder, {"seed": seed, **record}, "model", PREDICTIONS, EXAMPLES_FILE)
-        self.discard_models(own)
+        self.discard_models(split_points)
 
     def discard_models(self, points: Sequence[Point]) -> None:
         """Remove the models of points of tested splits, on the first process; the best one was copied to its split."""
         for point in points if self.args.process_index == 0 else ():
             shutil.rmtree(point.folder(self.args.folder) / "model", ignore_errors=True)
 
-    def _best(self, points: Sequence[Point], model: Path) -> dict[str, Any]:
+    def _copy_best_model(self, points: Sequence[Point], model: Path) -> dict[str, Any]:
         """Copy the model of the point that is best on its validation examples to `model`, and return the point's record."""
         folders = [point.folder(self.args.folder) for point in points]
-        found = [read_object(folder / RESULTS_FILE) for folder in folders]
-        best = max(range(len(found)), key=lambda index: found[index]["validation"][self.task.metric])
+        records = [read_object(folder / RESULTS_FILE) for folder in folders]
+        best = max(range(len(records)), key=lambda index: records[index]["validation"][self.task.metric])
         with self.args.main_process_first(local=False, desc="choosing the model"):
             if self.args.process_index == 0:
                 # Copied, not moved, so that the point's model stays intact until the split is finished, even after a kill.
                 with atomic_directory(model) as work:
                     shutil.copytree(folders[best] / "model", work, dirs_exist_ok=True)
-        return {**found[best], "points": found}
+        return {**records[best], "points": records}
 
 
-def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a split for the table of `results.md`."""
     row = {name: record[name] for name in ("learning_rate", "batch_size", "best_step") if name in record}
     scores = {f"{split} {name}": value for split in SPLITS for name, value in record.get(split, {}).items()}

@@ -18,7 +18,7 @@ from hf_tlm.data import load_tokenizer
 from hf_tlm.data.interleave import TASK
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.runs.few_shot.arguments import FewShotArguments, defaults_of
-from hf_tlm.runs.few_shot.classifier import PromptClassifier, averaged, label_word_logits, load_masked_lm
+from hf_tlm.runs.few_shot.classifier import PromptClassifier, average_over_sets, label_word_logits, load_masked_lm
 from hf_tlm.runs.few_shot.prompts import Prompt
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, kind_module
@@ -60,13 +60,13 @@ def draw_episode(task: Task, k: int, seed: int) -> Episode:
     for label, name in task.id2label.items():
         rows = generator.permutation(np.flatnonzero(labels == label))
         if len(rows) < 2 * k:
-            most = len(rows) // 2
+            max_k = len(rows) // 2
             raise TaskError(
                 f"Task {task.name} has {len(rows)} training example{'s' * (len(rows) != 1)} of class {name!r}; k = {k} for "
                 f"training and {k} for validation need {2 * k}. "
                 + (
-                    f"Pass a smaller --k, at most {most}."
-                    if most
+                    f"Pass a smaller --k, at most {max_k}."
+                    if max_k
                     else "At least two are needed: label more, or remove the class."
                 )
             )
@@ -190,7 +190,7 @@ class Prompted:
             eval_dataset=classifier.inputs(episode.validation),
             data_collator=classifier.collator,
             processing_class=self.tokenizer,
-            compute_metrics=self._metrics_of_sets(classifier.draws),
+            compute_metrics=self._create_metrics(classifier.draws),
         )
         trainer.train(resume_from_checkpoint=True)
         scores = final_scores(trainer)
@@ -218,15 +218,15 @@ class Prompted:
             data_collator=classifier.collator,
             processing_class=self.tokenizer,
         )
-        found = trainer.predict(classifier.inputs(rows)).predictions
-        assert isinstance(found, np.ndarray)
-        logits = averaged(found, classifier.draws)
-        return _scores(self.task, logits, rows["label"][:]), logits
+        predictions = trainer.predict(classifier.inputs(rows)).predictions
+        assert isinstance(predictions, np.ndarray)
+        logits = average_over_sets(predictions, classifier.draws)
+        return _compute_scores(self.task, logits, rows["label"][:]), logits
 
-    def _metrics_of_sets(self, sets: int) -> Callable[[EvalPrediction], dict[str, float]]:
-        def metrics(found: EvalPrediction) -> dict[str, float]:
-            assert isinstance(found.predictions, np.ndarray) and isinstance(found.label_ids, np.ndarray)
-            return _scores(self.task, averaged(found.predictions, sets), found.label_ids[::sets])
+    def _create_metrics(self, sets: int) -> Callable[[EvalPrediction], dict[str, float]]:
+        def metrics(prediction: EvalPrediction) -> dict[str, float]:
+            assert isinstance(prediction.predictions, np.ndarray) and isinstance(prediction.label_ids, np.ndarray)
+            return _compute_scores(self.task, average_over_sets(prediction.predictions, sets), prediction.label_ids[::sets])
 
         return metrics
 
@@ -245,7 +245,7 @@ class WithHead:
         Returns:
             The scores on the validation examples.
         """
-        args = self._arguments(
+        args = self._create_arguments(
             output_dir=str(folder / "model"),
             seeds=[point.split],
             learning_rate=point.learning_rate,
@@ -260,7 +260,7 @@ class WithHead:
     def score(self, episode: Episode | None, folder: Path | None, split: str) -> tuple[dict[str, float], np.ndarray]:
         """Score the model in `folder`, see `Prompted.score`."""
         assert folder is not None  # This method always trains a head first.
-        args = self._arguments(output_dir=str(folder), select_by="last", eval_strategy="no")
+        args = self._create_arguments(output_dir=str(folder), select_by="last", eval_strategy="no")
         kind, rows, trust = kind_module("classification"), self.task.splits[split], self.checkpoint.trust_remote_code
         tokenizer = load_tokenizer(str(folder), trust_remote_code=trust, masking=False)
         held_out = EvaluationSet(kind, rows, tokenizer, args)
@@ -271,9 +271,9 @@ class WithHead:
             processing_class=tokenizer,
         )
         logits = held_out.outputs(trainer)
-        return _scores(self.task, logits, rows["label"][:]), logits
+        return _compute_scores(self.task, logits, rows["label"][:]), logits
 
-    def _arguments(self, **values: Any) -> FinetuneArguments:
+    def _create_arguments(self, **values: Any) -> FinetuneArguments:
         """Return arguments of fine-tuning with the changed options that both classes share, and `values`."""
         defaults = defaults_of(FinetuneArguments)
         common = {name for name in defaults_of(FewShotArguments) if name in defaults}
@@ -283,7 +283,7 @@ class WithHead:
         return args
 
 
-def _scores(task: Task, logits: np.ndarray, labels: Sequence[int] | np.ndarray) -> dict[str, float]:
+def _compute_scores(task: Task, logits: np.ndarray, labels: Sequence[int] | np.ndarray) -> dict[str, float]:
     """Return the task's metrics and the accuracy."""
     metrics = compute_metrics_for(task.metric, *task.spec.further_metrics)
     return metrics(EvalPrediction(logits, np.asarray(labels)))

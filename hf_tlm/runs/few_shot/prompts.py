@@ -27,17 +27,17 @@ class PromptError(HfTlmError):
     """Raised when a template or label words cannot be used."""
 
 
-def _bare(text: str) -> str:
+def _strip_punctuation(text: str) -> str:
     """Remove the punctuation at the end of a text, because the template has its own."""
     return text.rstrip().rstrip(".!?,;:").rstrip()
 
 
-def _lower(text: str) -> str:
+def _lower_first_letter(text: str) -> str:
     """Change the first letter of a text to lower case, because the text continues a sentence."""
     return text[:1].lower() + text[1:]
 
 
-CHANGES: Mapping[str, Callable[[str], str]] = {"": str, "bare": _bare, "lower": _lower}
+CHANGES: Mapping[str, Callable[[str], str]] = {"": str, "bare": _strip_punctuation, "lower": _lower_first_letter}
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class Prompt:
     def parts(self) -> tuple[Part, ...]:
         """The parts of the template in order."""
         try:
-            found = list(string.Formatter().parse(self.template.strip()))
+            fields = list(string.Formatter().parse(self.template.strip()))
         except ValueError as error:
             raise PromptError(f"The template {self.template!r} cannot be read: {error}.") from error
         parts, space = [], False
-        for words, name, change, conversion in found:
+        for words, name, change, conversion in fields:
             space = space or words[:1].isspace()
             if words.strip():
                 parts.append(Part(WORDS, " ".join(words.split()), space))
@@ -156,18 +156,18 @@ def prompt_for(
         PromptError: there is no template, or no word for a class; a word is for an unknown class; or the texts of the
             template do not fit the task's rows, which are pairs or single texts.
     """
-    own = PROMPTS.get(task.removeprefix("glue_"))
-    if template is None and own is not None:
-        template = own.template
+    builtin = PROMPTS.get(task.removeprefix("glue_"))
+    if template is None and builtin is not None:
+        template = builtin.template
     if template is None:
         raise PromptError(
             f"Task {task} has no built-in prompt (tasks with one: {', '.join(PROMPTS)}). Pass --template, for instance "
             "'{text} It was {mask}.', and --label_words class=word for every class."
         )
     if label_words is not None:
-        words = dict(_class_and_word(entry, label_names) for entry in label_words)
-    elif own is not None:
-        words = _by_name_or_number(own.label_words, label_names)
+        words = dict(_parse_label_word(entry, label_names) for entry in label_words)
+    elif builtin is not None:
+        words = _assign_label_words(builtin.label_words, label_names)
     else:
         words = {}
     if missing := [name for name in label_names if name not in words]:
@@ -176,14 +176,14 @@ def prompt_for(
             f"class, for instance {' '.join(f'{name}=word' for name in label_names)}."
         )
     prompt = Prompt(template, {name: words[name] for name in label_names})
-    used = {part.kind for part in prompt.text_parts}
-    if used != set(TEXTS if pairs else TEXTS[:1]):
+    text_kinds = {part.kind for part in prompt.text_parts}
+    if text_kinds != set(TEXTS if pairs else TEXTS[:1]):
         expected = "{text} and {text_pair}, as its rows are pairs" if pairs else "{text} alone, as its rows are single texts"
         raise PromptError(f"The template of task {task} needs {expected}; received {template!r}.")
     return prompt
 
 
-def _class_and_word(entry: str, label_names: Sequence[str]) -> tuple[str, str]:
+def _parse_label_word(entry: str, label_names: Sequence[str]) -> tuple[str, str]:
     name, equals, word = entry.partition("=")
     if not equals or name not in label_names:
         raise PromptError(
@@ -192,8 +192,8 @@ def _class_and_word(entry: str, label_names: Sequence[str]) -> tuple[str, str]:
     return name, word
 
 
-def _by_name_or_number(words: Mapping[str, str], label_names: Sequence[str]) -> dict[str, str]:
-    if list(label_names) == [str(number) for number in range(len(words))]:
+def _assign_label_words(words: Mapping[str, str], label_names: Sequence[str]) -> dict[str, str]:
+    if list(label_names) == [str(index) for index in range(len(words))]:
         return dict(zip(label_names, words.values(), strict=True))
     return dict(words)
 
@@ -225,9 +225,9 @@ def label_word_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[i
     for name, word in prompt.label_words.items():
         piece = _single_piece(tokenizer, word, space)
         if piece is None:
-            raise PromptError(_advice(tokenizer, name, word, space))
+            raise PromptError(_format_word_error(tokenizer, name, word, space))
         if piece in ids.values():
-            other = next(other for other, taken in ids.items() if taken == piece)
+            other = next(other for other, other_piece in ids.items() if other_piece == piece)
             raise PromptError(
                 f"The classes {other!r} and {name!r} have the same label word for this tokenizer: "
                 f"{prompt.label_words[other]!r} and {word!r} both become {tokenizer.convert_ids_to_tokens(piece)!r}. Pass "
@@ -242,26 +242,30 @@ def _single_piece(tokenizer: PreTrainedTokenizerBase, word: str, space: bool) ->
     return ids[0] if len(ids) == 1 and ids[0] != tokenizer.unk_token_id else None
 
 
-def _advice(tokenizer: PreTrainedTokenizerBase, name: str, word: str, space: bool) -> str:
+def _format_word_error(tokenizer: PreTrainedTokenizerBase, name: str, word: str, space: bool) -> str:
     (ids,) = tokenize_words(tokenizer, [word], space)
     pieces = " ".join(tokenizer.convert_ids_to_tokens(ids))
     spellings = [other for other in (word.lower(), word.capitalize(), word.upper()) if other != word]
-    whole = {piece.lstrip(_MARKS) for piece in tokenizer.get_vocab()} - set(tokenizer.all_special_tokens)
-    near = difflib.get_close_matches(word, sorted(piece for piece in whole if piece.isalpha()), n=20, cutoff=0.5)
-    fitting = [other for other in dict.fromkeys([*spellings, *near]) if _single_piece(tokenizer, other, space) is not None]
-    hint = f"Similar words that are one piece: {', '.join(fitting[:5])}." if fitting else "Choose a more common word."
+    vocabulary = {piece.lstrip(_MARKS) for piece in tokenizer.get_vocab()} - set(tokenizer.all_special_tokens)
+    similar = difflib.get_close_matches(word, sorted(piece for piece in vocabulary if piece.isalpha()), n=20, cutoff=0.5)
+    suggestions = [
+        other for other in dict.fromkeys([*spellings, *similar]) if _single_piece(tokenizer, other, space) is not None
+    ]
+    hint = (
+        f"Similar words that are one piece: {', '.join(suggestions[:5])}." if suggestions else "Choose a more common word."
+    )
     return (
         f"The label word {word!r} of class {name!r} must be one piece of the tokenizer, because only one mask is filled; "
         f"received {pieces or 'nothing'}. {hint} Pass --label_words {name}=word."
     )
 
 
-def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
-    """Return how many tokens of each text to keep so that all fit into `room`: the longest are cut to a common length."""
-    kept, left = list(lengths), len(lengths)
+def kept_lengths(lengths: Sequence[int], capacity: int) -> list[int]:
+    """Return how many tokens of each text to keep so that all fit into `capacity`; the longest are cut to one length."""
+    kept, remaining = list(lengths), len(lengths)
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        kept[index] = min(lengths[index], room // left)
-        room, left = room - kept[index], left - 1
+        kept[index] = min(lengths[index], capacity // remaining)
+        capacity, remaining = capacity - kept[index], remaining - 1
     return kept
 
 
@@ -296,20 +300,20 @@ class PromptEncoder:
     def __post_init__(self):
         check_tokenizer(self.tokenizer)
         self.word_ids = label_word_ids(self.prompt, self.tokenizer)
-        self._begin, self._end = _special_tokens(self.tokenizer)
-        self._words = [
+        self._prefix, self._suffix = _special_tokens(self.tokenizer)
+        self._part_ids = [
             None if part.kind in (*TEXTS, MASK) else tokenize_words(self.tokenizer, [part.value], part.space)[0]
             for part in self.prompt.parts
         ]
-        filled = 1 + sum(len(ids) for ids in self._words if ids is not None) + len(self._end)
-        held = 1 if self.tail else 1 + self.examples
-        self._room = self.max_length - len(self._begin) - held * filled
-        least = held * len(self.prompt.text_parts)
-        if self._room < least:
-            times = f", {held} times with the demonstrations," if held > 1 else ""
+        template_length = 1 + sum(len(ids) for ids in self._part_ids if ids is not None) + len(self._suffix)
+        num_segments = 1 if self.tail else 1 + self.examples
+        self._capacity = self.max_length - len(self._prefix) - num_segments * template_length
+        min_capacity = num_segments * len(self.prompt.text_parts)
+        if self._capacity < min_capacity:
+            times = f", {num_segments} times with the demonstrations," if num_segments > 1 else ""
             raise PromptError(
                 f"max_length {self.max_length} is too short: the template {self.prompt.template!r}{times} and one token of "
-                f"every text need {self.max_length - self._room + least}. Raise --max_length."
+                f"every text need {self.max_length - self._capacity + min_capacity}. Raise --max_length."
             )
 
     def encode(self, rows: Dataset) -> list[Texts]:
@@ -324,59 +328,61 @@ class PromptEncoder:
             columns.append(tokenize_words(self.tokenizer, texts, part.space) if texts else [])
         return list(zip(*columns, strict=True))
 
-    def fill(self, texts: Texts, answered: Sequence[tuple[Texts, int]] = ()) -> dict[str, list[int] | int]:
+    def fill(self, texts: Texts, demonstrations: Sequence[tuple[Texts, int]] = ()) -> dict[str, list[int] | int]:
         """Build the model's input for one row.
 
         Args:
             texts: token ids of its texts, see `encode`.
-            answered: demonstrations: token ids of their texts, and the indices of their classes; `examples` of them.
+            demonstrations: token ids of their texts, and the indices of their classes; `examples` of them.
 
         Returns:
             `input_ids`, int [at most max_length], and `mask_position`, the index of the mask in it.
         """
-        rows = [(texts, self.tokenizer.mask_token_id), *((other, self.word_ids[label]) for other, label in answered)]
-        kept = iter(self._kept([row for row, _ in rows]))
-        input_ids, position = list(self._begin), 0
-        for number, (row, answer) in enumerate(rows):
-            own = iter(row)
-            for part, words in zip(self.prompt.parts, self._words, strict=True):
+        rows = [(texts, self.tokenizer.mask_token_id), *((other, self.word_ids[label]) for other, label in demonstrations)]
+        lengths = iter(self._truncate_lengths([row for row, _ in rows]))
+        input_ids, position = list(self._prefix), 0
+        for row_index, (row, answer_id) in enumerate(rows):
+            row_texts = iter(row)
+            for part, words in zip(self.prompt.parts, self._part_ids, strict=True):
                 if words is not None:
                     input_ids += words
                 elif part.kind == MASK:
-                    position = position if number else len(input_ids)
-                    input_ids.append(answer)
+                    position = position if row_index else len(input_ids)
+                    input_ids.append(answer_id)
                 else:
-                    input_ids += next(own)[: next(kept)]
-            input_ids += self._end
+                    input_ids += next(row_texts)[: next(lengths)]
+            input_ids += self._suffix
         return {"input_ids": input_ids[: self.max_length], "mask_position": position}
 
-    def _kept(self, rows: Sequence[Texts]) -> list[int]:
+    def _truncate_lengths(self, rows: Sequence[Texts]) -> list[int]:
         """Return how many tokens to keep of each text of each row, one number per text in order.
 
         The first row is the one with the mask; the others are demonstrations.
         """
-        first = [number == 0 and part.kind == TEXTS[0] for number in range(len(rows)) for part in self.prompt.text_parts]
+        first = [
+            row_index == 0 and part.kind == TEXTS[0] for row_index in range(len(rows)) for part in self.prompt.text_parts
+        ]
         limits = [self.first_text_limit if is_first else self.other_text_limit for is_first in first]
-        found = [len(ids) for row in rows for ids in row]
-        lengths = [n if limit is None else min(n, limit) for n, limit in zip(found, limits, strict=True)]
+        full_lengths = [len(ids) for row in rows for ids in row]
+        lengths = [n if limit is None else min(n, limit) for n, limit in zip(full_lengths, limits, strict=True)]
         if not self.tail:
-            return kept_lengths(lengths, self._room) if sum(lengths) > self._room else lengths
+            return kept_lengths(lengths, self._capacity) if sum(lengths) > self._capacity else lengths
         parts = [part.kind for part in self.prompt.parts]
-        before = parts.index(MASK)
-        texts = sum(kind in TEXTS for kind in parts[:before])
-        words = sum(len(ids) for ids in self._words[:before] if ids is not None)
-        room = self.max_length - len(self._begin) - words - 1
-        if sum(lengths[:texts]) > room:
-            lengths[:texts] = kept_lengths(lengths[:texts], room)
+        mask_index = parts.index(MASK)
+        num_texts = sum(kind in TEXTS for kind in parts[:mask_index])
+        num_template_tokens = sum(len(ids) for ids in self._part_ids[:mask_index] if ids is not None)
+        capacity = self.max_length - len(self._prefix) - num_template_tokens - 1
+        if sum(lengths[:num_texts]) > capacity:
+            lengths[:num_texts] = kept_lengths(lengths[:num_texts], capacity)
         return lengths
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Return the special tokens that a tokenizer puts before and after a text."""
     (inner,) = tokenize_words(tokenizer, ["a"], space=False)
-    whole = tokenizer("a", return_attention_mask=False)["input_ids"]
-    start = next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
-    return whole[:start], whole[start + len(inner) :]
+    encoded = tokenizer("a", return_attention_mask=False)["input_ids"]
+    start = next(i for i in range(len(encoded)) if encoded[i : i + len(inner)] == inner)
+    return encoded[:start], encoded[start + len(inner) :]
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from datasets import Dataset, DatasetDict
 
 from hf_tlm import load_task
 from hf_tlm.runs.few_shot import Prompt, PromptError, draw_episode
-from hf_tlm.runs.few_shot.classifier import Demonstrations, EvaluationInputs, TrainingInputs, averaged, embed
+from hf_tlm.runs.few_shot.classifier import Demonstrations, EvaluationInputs, TrainingInputs, average_over_sets, embed
 from hf_tlm.runs.few_shot.points import scored_split
 from hf_tlm.runs.few_shot.prompts import PromptEncoder
 from hf_tlm.tasks import TaskError
@@ -55,7 +55,7 @@ def test_demonstrations_have_one_example_of_each_class():
     demonstrations = Demonstrations(texts, labels)
     seen = set()
     for seed in range(50):
-        drawn = demonstrations.draw(np.random.default_rng(seed), besides=4)
+        drawn = demonstrations.draw(np.random.default_rng(seed), exclude=4)
         assert [label for _, label in drawn] == [0, 1, 2]
         assert all(labels[text[0][0]] == label for text, label in drawn)
         seen |= {text[0][0] for text, _ in drawn}
@@ -75,7 +75,7 @@ def test_demonstrations_are_from_the_most_similar_half_of_a_class():
     assert seen == {6, 7, 8, 9, 10, 11}
     # Without the queried example its class has three, and half of three is one.
     besides = {
-        demonstrations.draw(np.random.default_rng(s), besides=11, similarities=similarities)[2][0][0][0] for s in range(20)
+        demonstrations.draw(np.random.default_rng(s), exclude=11, similarities=similarities)[2][0][0][0] for s in range(20)
     }
     assert besides == {8}
 
@@ -132,7 +132,7 @@ def test_evaluation_averages_sets_that_do_not_depend_on_other_rows(encoder, enco
     for i in range(3):
         assert alone[i]["input_ids"] == inputs[6 + i]["input_ids"] and "label" not in alone[i]
     logits = np.arange(12.0).reshape(6, 2)
-    assert averaged(logits, 3).tolist() == [[2.0, 3.0], [8.0, 9.0]]
+    assert average_over_sets(logits, 3).tolist() == [[2.0, 3.0], [8.0, 9.0]]
 
 
 def test_embeddings_are_means_of_unit_length(tmp_path, monkeypatch):

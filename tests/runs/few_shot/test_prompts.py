@@ -215,7 +215,7 @@ def test_truncation_equals_that_of_lm_bff(tokenizer, limits, shown):
     encoded = encoder.encode(Dataset.from_list([{"text": "gene " * a, "text_pair": "cell " * b} for a, b in lengths]))
     for texts in encoded:
         answered = [(encoded[3], 1), (encoded[1], 0)][:shown]
-        whole, rows = list(encoder._begin), [(texts, tokenizer.mask_token_id)]
+        whole, rows = list(encoder._prefix), [(texts, tokenizer.mask_token_id)]
         rows += [(shown_texts, encoder.word_ids[label]) for shown_texts, label in answered]
         for number, (row, answer) in enumerate(rows):
             for part, words in zip(encoder.prompt.parts, encoder._words, strict=True):
@@ -226,7 +226,7 @@ def test_truncation_equals_that_of_lm_bff(tokenizer, limits, shown):
                 else:
                     text_index = int(part.kind == "text_pair")
                     whole += row[text_index][: first if 2 * number + text_index == 0 else other]
-            whole += encoder._end
+            whole += encoder._suffix
         filled = encoder.fill(texts, answered)
         assert filled["input_ids"] == whole[:40] and whole[filled["mask_position"]] == tokenizer.mask_token_id
     # LM-BFF's assertion fails here; this encoder truncates the text before the mask so that the mask is the last token.
