@@ -26,7 +26,7 @@ from hf_tlm.models import TlmModel
 from hf_tlm.models.loading import hub_options
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
-from hf_tlm.runs.teachers.ask import content_of, open_teacher, teacher_scores
+from hf_tlm.runs.teachers.ask import digest_teacher, open_teacher, teacher_scores
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
@@ -216,7 +216,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
         "model": model_args.with_objective_defaults("mlm").__dict__,
     }
     details["files"] = local_files(details["model"])
-    if (content := content_of(open_teacher(task, args))) is not None:
+    if (content := digest_teacher(open_teacher(task, args))) is not None:
         details["teacher_content"] = content
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]
     args, folder = copy.copy(args), cache_folder() / f"score_model-{digest}"

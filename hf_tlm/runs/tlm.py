@@ -27,7 +27,7 @@ from hf_tlm.runs.teachers.ask import (
     ask_teacher,
     asked_passages,
     check_passage_options,
-    content_of,
+    digest_teacher,
     open_teacher,
 )
 from hf_tlm.tasks import Task
@@ -105,7 +105,7 @@ def run_tlm(
         longest = max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0)
         with mention_if_finished(output_dir):
             check_sources(model_args, longest, mlm=args.stage != "2", whole_word_mask=args.whole_word_mask)
-            content = content_of(open_teacher(task, args))
+            content = digest_teacher(open_teacher(task, args))
         check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)
         fetch_run(args)

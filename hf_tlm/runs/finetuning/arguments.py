@@ -110,10 +110,10 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
                 f"early_stopping_patience {self.early_stopping_patience} ends a training some evaluations after its best "
                 "checkpoint, but select_by last keeps the last one. Remove one of these options."
             )
-        own = type(self)
-        saves = self.save_strategy in (own.save_strategy, self.eval_strategy)
-        saves = saves and self.save_steps in (own.save_steps, self.eval_steps)
-        if self.select_by == "best" and not saves:
+        defaults = type(self)
+        saves_at_evaluations = self.save_strategy in (defaults.save_strategy, self.eval_strategy)
+        saves_at_evaluations = saves_at_evaluations and self.save_steps in (defaults.save_steps, self.eval_steps)
+        if self.select_by == "best" and not saves_at_evaluations:
             raise ArgumentsError(
                 "select_by best saves a checkpoint at every evaluation. Pass eval_strategy and eval_steps, and remove "
                 f"save_strategy {self.save_strategy.value} and save_steps {self.save_steps:g}; or pass --select_by last."

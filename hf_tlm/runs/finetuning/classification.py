@@ -87,10 +87,11 @@ def evaluate_checkpoint(model_name_or_path: str, task: Task, **options) -> dict[
     Returns:
         split -> name -> value of at most 1.
     """
-    found = checkpoint_logits(model_name_or_path, task, **options)
+    logits_by_split = checkpoint_logits(model_name_or_path, task, **options)
     metrics = compute_metrics_for(task.metric)
     return {
-        split: metrics(EvalPrediction(logits, np.asarray(task.splits[split]["label"][:]))) for split, logits in found.items()
+        split: metrics(EvalPrediction(logits, np.asarray(task.splits[split]["label"][:])))
+        for split, logits in logits_by_split.items()
     }
 
 
@@ -132,10 +133,10 @@ def checkpoint_logits(
             "a model that was trained on the task."
         )
     max_length = max_length or released_length(task.name)
-    order = _order(model_name_or_path, class_names(model.config), task)
+    class_indices = _match_classes(model_name_or_path, class_names(model.config), task)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.eval().to(device)
-    found: dict[str, np.ndarray] = {}
+    logits_by_split: dict[str, np.ndarray] = {}
     for split, texts in task.splits.items():
         if split != "train":
             tokenized = tokenize(texts, tokenizer, max_length, description=f"Tokenising {split}")
@@ -144,20 +145,20 @@ def checkpoint_logits(
                 rows.remove_columns("label"), batch_size=batch_size, collate_fn=DataCollatorWithPadding(tokenizer)
             )
             logits = [model(**batch.to(device)).logits.float().cpu().numpy() for batch in batches]
-            found[split] = in_first_order(np.concatenate(logits), by_length)[:, order]
-    return found
+            logits_by_split[split] = in_first_order(np.concatenate(logits), by_length)[:, class_indices]
+    return logits_by_split
 
 
-def _order(name: str, classes: list[str], task: Task) -> list[int]:
+def _match_classes(name: str, classes: list[str], task: Task) -> list[int]:
     """Return the model's index of each class of the task, or raise a ModelError where the classes do not match."""
-    wanted = list(task.label_names)
-    numbers = [str(index) for index in range(len(wanted))]
-    if sorted(classes) == sorted(wanted):
-        return [classes.index(label) for label in wanted]
-    unnamed = wanted == numbers or classes in (numbers, [f"LABEL_{number}" for number in numbers])
-    if len(classes) == len(wanted) and unnamed:
-        return list(range(len(wanted)))
+    labels = list(task.label_names)
+    numbers = [str(index) for index in range(len(labels))]
+    if sorted(classes) == sorted(labels):
+        return [classes.index(label) for label in labels]
+    is_numbered = labels == numbers or classes in (numbers, [f"LABEL_{number}" for number in numbers])
+    if len(classes) == len(labels) and is_numbered:
+        return list(range(len(labels)))
     raise ModelError(
-        f"{name} has the classes {', '.join(classes)}; the classes of {task.name} are {', '.join(wanted)}. Pass a model of "
+        f"{name} has the classes {', '.join(classes)}; the classes of {task.name} are {', '.join(labels)}. Pass a model of "
         "this task."
     )

@@ -42,7 +42,7 @@ from hf_tlm.runs.records import (
     summarise,
 )
 from hf_tlm.runs.sharing import share_seeds
-from hf_tlm.runs.teachers.ask import ask_teacher, check_passage_options, content_of, open_teacher
+from hf_tlm.runs.teachers.ask import ask_teacher, check_passage_options, digest_teacher, open_teacher
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.sampling import strata
 from hf_tlm.tasks.spec import check_task
@@ -76,12 +76,12 @@ def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.n
     """
     if fraction == 1:
         return np.arange(len(train))
-    groups, drawn = strata(train, kind), []
+    groups, samples = strata(train, kind), []
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         order = np.random.default_rng([seed, int(group)]).permutation(members)
-        drawn.append(order[: max(1, round(fraction * len(members)))])
-    return np.sort(np.concatenate(drawn))
+        samples.append(order[: max(1, round(fraction * len(members)))])
+    return np.sort(np.concatenate(samples))
 
 
 class FinetuneRun(SeededRun):
@@ -138,15 +138,15 @@ def finetune(
     with args.main_process_first(desc="checking the output folder"):
         with mention_if_finished(output_dir):
             pretrained = load_pretrained(task, checkpoint, args.max_length)
-            content = content_of(open_teacher(task, args))
+            content = digest_teacher(open_teacher(task, args))
         check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=checkpoint.use_peft, base=checkpoint.model_name_or_path)
         fetch_run(args)
         if subset is not None:
             details["teacher_subset"] = subset.manifest
-        data = ("task_fingerprint", "kind", "metric", "further_metrics", "teacher_subset", "teacher_content")
-        given = {"teacher_subset": None, **details, "teacher_content": content}
-        claimed = claim(output_dir, given, data, args.process_index, options=(args, checkpoint))
+        data_fields = ("task_fingerprint", "kind", "metric", "further_metrics", "teacher_subset", "teacher_content")
+        claim_details = {"teacher_subset": None, **details, "teacher_content": content}
+        claimed = claim(output_dir, claim_details, data_fields, args.process_index, options=(args, checkpoint))
     if args.seed_figure != "mean":
         details["seed_figure"] = args.seed_figure
     details |= {"pairs": task.has_pairs, **started(details)}
@@ -156,7 +156,7 @@ def finetune(
             warn_of_cut("the task's training texts", sample, pretrained[-1], args.max_length, advice)
         if subset is not None:
             subset.tell_of_other_task(task)
-        details["baselines"] = to_beat(task, _draws(task, args))
+        details["baselines"] = to_beat(task, _sample_tasks(task, args))
     passages = None if subset is None else subset.dataset
     with claimed:
         teacher = ask_teacher(task, passages, args)
@@ -164,7 +164,7 @@ def finetune(
         details |= teacher.write(output_dir if args.process_index == 0 else None)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         seeds = _Seeds(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
-        records = share_seeds(args, seeds.train, seeds.has_all, alone=args.pushes_checkpoints)
+        records = share_seeds(args, seeds.train, seeds.has_all_scores, alone=args.pushes_checkpoints)
     if args.process_index == 0:
         details |= {**averaged_seeds(task, output_dir, records), **of_one_class(task, output_dir, records)}
         if args.train_fraction == 1:  # Otherwise the linear model, fitted to all texts, would not be comparable.
@@ -174,12 +174,12 @@ def finetune(
     return run
 
 
-def _draws(task: Task, args: FinetuneArguments) -> list[Task]:
+def _sample_tasks(task: Task, args: FinetuneArguments) -> list[Task]:
     """Return the task with each seed's sample of the training texts; an empty list where seeds train on all texts."""
     if args.train_fraction == 1 or task.spec.kind != "classification":
         return []
-    chosen = [draw_fraction(task.train, args.train_fraction, seed, task.spec.kind) for seed in args.run_seeds]
-    return [replace(task, splits={**task.splits, "train": task.train.select(rows)}) for rows in chosen]
+    row_indices = [draw_fraction(task.train, args.train_fraction, seed, task.spec.kind) for seed in args.run_seeds]
+    return [replace(task, splits={**task.splits, "train": task.train.select(rows)}) for rows in row_indices]
 
 
 def check_finetuning(checkpoint: CheckpointArguments, args: FinetuneArguments) -> None:
@@ -227,7 +227,7 @@ class _Seeds:
                 if split in self.task.splits
             }
 
-    def has_all(self, record: Mapping[str, Any]) -> bool:
+    def has_all_scores(self, record: Mapping[str, Any]) -> bool:
         """Return whether the record of a finished seed has its test scores, where these are wanted."""
         return not self.test or self.task.test is None or "test" in record
 
@@ -236,19 +236,19 @@ class _Seeds:
         folder = seed_folder(self.args.folder, seed)
         if (record := finished(folder, self.args, fields=SEED)) is not None:
             self._discard_checkpoints(folder)  # They remain if the process was killed after it had written the record.
-            return record if self.has_all(record) else self._tested(record, folder)
+            return record if self.has_all_scores(record) else self._score_test_split(record, folder)
         task, args = self.task, self.args
         kind, config, tokenizer = kind_module(task.spec.kind), self.config, self.tokenizer
-        chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
+        row_indices = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
         with args.main_process_first(desc="tokenising train"):
-            rows = task.train if len(chosen) == len(task.train) else task.train.select(chosen)
+            rows = task.train if len(row_indices) == len(task.train) else task.train.select(row_indices)
             features = kind.encode(rows, tokenizer, args)
             if self.teacher is not None:
-                taught = None if self.passages is None else self.teacher.texts(self.passages)
-                taught = taught and kind.encode(taught, tokenizer, args)
-                features = self.teacher.answered(features, taught, args.teacher_share)
+                passages = None if self.passages is None else self.teacher.texts(self.passages)
+                passages = passages and kind.encode(passages, tokenizer, args)
+                features = self.teacher.answered(features, passages, args.teacher_share)
         validation = self.held_out["validation"]
-        terms = getattr(kind, "loss_terms", None)
+        loss_terms = getattr(kind, "loss_terms", None)
         set_seed(seed)
         model = load_model(task, self.checkpoint, config, args)
         trainer = self._trainer(
@@ -257,10 +257,12 @@ class _Seeds:
             seed,
             validation,
             train_dataset=features,
-            compute_metrics=lambda found: validation.score(task, validation.in_order(found.predictions), model, args),
+            compute_metrics=lambda prediction: validation.score(
+                task, validation.in_order(prediction.predictions), model, args
+            ),
             callbacks=[self.pushes],
-            loss_terms=terms and partial(terms, args=args),
-            objective=_taught(args, task.kind) if self.teacher is not None else None,
+            loss_terms=loss_terms and partial(loss_terms, args=args),
+            objective=_create_objective(args, task.kind) if self.teacher is not None else None,
         )
         trainer.train(resume_from_checkpoint=True)
         trainer.compute_metrics = None  # It scores validation, and `predict` would apply it to test.
@@ -269,7 +271,7 @@ class _Seeds:
             "model_type": config.model_type,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "trained_parameters": trained_parameters(model),
-            "train_examples": len(chosen),
+            "train_examples": len(row_indices),
             "cost": trainer.cost().to_dict(),
             "history": [
                 {"step": entry["step"], **logged_scores(entry, "eval_")}
@@ -278,17 +280,17 @@ class _Seeds:
             ],
             "tables": {},
         }
-        written = {}
+        prediction_texts = {}
         for split, held_out in self.held_out.items():
             outputs = held_out.outputs(trainer)
             if split == "validation":
                 args = held_out.with_validation_choices(task, outputs, args)
-            written[split] = self._score(split, held_out.decode(outputs, model, args), record)
+            prediction_texts[split] = self._score(split, held_out.decode(outputs, model, args), record)
         trained = trained_model(trainer)
         if trainer.is_world_process_zero():
-            for split, text in written.items():
+            for split, text in prediction_texts.items():
                 atomic_write(predictions_file(folder, split), text)
-            if len(chosen) < len(task.train):
+            if len(row_indices) < len(task.train):
                 atomic_write(folder / TRAIN_IDS_FILE, json.dumps(rows["id"][:]) + "\n")
             files = {
                 SAVED_FILE: saved_settings(task, vars(args)),
@@ -303,8 +305,8 @@ class _Seeds:
 
     def _discard_checkpoints(self, folder: Path) -> None:
         """Remove the checkpoints of a finished seed, on the first process."""
-        for left in folder.glob("checkpoint-*") if self.args.process_index == 0 else ():
-            shutil.rmtree(left, ignore_errors=True)
+        for checkpoint in folder.glob("checkpoint-*") if self.args.process_index == 0 else ():
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
     def _trainer(
         self, model: nn.Module, args: FinetuneArguments, seed: int, held_out: EvaluationSet, **options: Any
@@ -332,7 +334,7 @@ class _Seeds:
             record["tables"][split] = tables(task, predictions, rows)
         return predictions_jsonl(task.spec.kind, task.label_names, rows, predictions)
 
-    def _tested(self, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def _score_test_split(self, record: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Score a finished seed, which was trained with `test=False`, on the test split, and return its completed record."""
         model_folder, kind, test = folder / "model", self.task.spec.kind, self.held_out["test"]
         args = copy.copy(self.args)
@@ -350,10 +352,10 @@ class _Seeds:
         return record
 
 
-def _taught(args: FinetuneArguments, kind: str) -> WeightedSum:
+def _create_objective(args: FinetuneArguments, kind: str) -> WeightedSum:
     """Return the weighted sum of the task loss and the teacher's loss."""
-    own = TaskLoss(args.label_smoothing_factor) if kind == "classification" else ValueLoss()
-    return WeightedSum((1.0, own), (args.teacher_weight, TeacherLoss(args.teacher_temperature)))
+    task_loss = TaskLoss(args.label_smoothing_factor) if kind == "classification" else ValueLoss()
+    return WeightedSum((1.0, task_loss), (args.teacher_weight, TeacherLoss(args.teacher_temperature)))
 
 
 def _export(

@@ -94,12 +94,12 @@ def label_names(kind: str) -> list[str]:
 
 def check_kind(args: Any, kind: str) -> None:
     """Check that every option given in `args` (`FinetuneArguments`) affects the kind of task, or raise an ArgumentsError."""
-    for entry in fields(args):
-        takers, value = OPTIONS.get(entry.name), getattr(args, entry.name)
-        if takers and kind not in takers and value != entry.default:
+    for option in fields(args):
+        kinds, value = OPTIONS.get(option.name), getattr(args, option.name)
+        if kinds and kind not in kinds and value != option.default:
             raise ArgumentsError(
-                f"{entry.name} {value} has no effect on a {kind.replace('_', ' ')} task: it is for "
-                f"{', '.join(takers).replace('_', ' ')}. Leave it out."
+                f"{option.name} {value} has no effect on a {kind.replace('_', ' ')} task: it is for "
+                f"{', '.join(kinds).replace('_', ' ')}. Leave it out."
             )
 
 
@@ -135,8 +135,8 @@ def make_features(
     backend, fingerprint = backend_settings(tokenizer), None
     if backend is not None:
         # The default fingerprint of `datasets` hashes the tokenizer object, which changes with use: the cache would miss.
-        parts = [_FORMAT, rows._fingerprint, backend, tokenizer.model_input_names, description, list(settings)]
-        fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
+        key = [_FORMAT, rows._fingerprint, backend, tokenizer.model_input_names, description, list(settings)]
+        fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(key, sort_keys=True).encode())
     features = map_rows(
         rows,
         encode,
@@ -172,12 +172,12 @@ def token_spans(offsets: Sequence[tuple[int, int]], text: str) -> tuple[np.ndarr
 
     Byte-level tokenizers include the space before a word in its token. A token that consists of white space becomes empty.
     """
-    begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-    solid = np.flatnonzero(~SPACES[np.minimum(codes, len(SPACES) - 1)])
-    following = np.append(solid, len(text))[np.searchsorted(solid, begins)]
-    preceding = np.append(0, solid + 1)[np.searchsorted(solid, ends)]
-    return np.minimum(following, ends), np.maximum(np.minimum(following, ends), preceding)
+    non_spaces = np.flatnonzero(~SPACES[np.minimum(codes, len(SPACES) - 1)])
+    next_starts = np.append(non_spaces, len(text))[np.searchsorted(non_spaces, starts)]
+    previous_ends = np.append(0, non_spaces + 1)[np.searchsorted(non_spaces, ends)]
+    return np.minimum(next_starts, ends), np.maximum(np.minimum(next_starts, ends), previous_ends)
 
 
 def pad(
@@ -199,9 +199,9 @@ def pad(
     }
     for row, feature in enumerate(features):
         length = len(feature["input_ids"])
-        place = slice(0, length) if side == "right" else slice(width - length, width)
+        columns = slice(0, length) if side == "right" else slice(width - length, width)
         for name, values in batch.items():
-            values[row, place] = feature.get(name, 1)
+            values[row, columns] = feature.get(name, 1)
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 
@@ -238,14 +238,14 @@ def texts_per_feature(features: Dataset) -> int:
     return 1 if isinstance(features.features["input_ids"].feature, Value) else len(features[0]["input_ids"])
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _concatenate_padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Concatenate batches, and pad narrower ones with -100, as the Trainer does."""
-    shape = (sum(map(len, parts)), *np.max([part.shape[1:] for part in parts], axis=0))
-    whole, row = np.full(shape, -100, dtype=parts[0].dtype), 0
-    for part in parts:
-        whole[(slice(row, row + len(part)), *map(slice, part.shape[1:]))] = part
-        row += len(part)
-    return whole
+    shape = (sum(map(len, arrays)), *np.max([array.shape[1:] for array in arrays], axis=0))
+    joined, row = np.full(shape, -100, dtype=arrays[0].dtype), 0
+    for array in arrays:
+        joined[(slice(row, row + len(array)), *map(slice, array.shape[1:]))] = array
+        row += len(array)
+    return joined
 
 
 class EvaluationSet:
@@ -278,15 +278,15 @@ class EvaluationSet:
             batch_size: maximal number of rows in a batch.
             most_tokens: maximal number of tokens in a batch of several rows, padding included.
         """
-        parts, start = [], 0
+        batch_outputs, start = [], 0
         while start < len(self.lengths):
             # The first row of a batch is the longest.
-            fitting = batch_size if most_tokens is None else most_tokens // max(1, int(self.lengths[start]))
-            end = min(start + max(1, min(batch_size, fitting)), len(self.lengths))
-            parts.append(logits_of(collate([self.by_length[row] for row in range(start, end)])))
+            max_rows = batch_size if most_tokens is None else most_tokens // max(1, int(self.lengths[start]))
+            end = min(start + max(1, min(batch_size, max_rows)), len(self.lengths))
+            batch_outputs.append(logits_of(collate([self.by_length[row] for row in range(start, end)])))
             start = end
-        whole = tuple(map(_joined, zip(*parts, strict=True)))
-        return self.in_order(whole if len(whole) > 1 else whole[0])
+        outputs = tuple(map(_concatenate_padded, zip(*batch_outputs, strict=True)))
+        return self.in_order(outputs if len(outputs) > 1 else outputs[0])
 
     def in_order(self, outputs: Any) -> Any:
         """Reorder arrays from the order of `by_length` to that of `features`.
@@ -295,7 +295,7 @@ class EvaluationSet:
             HfTlmError: a number is not finite.
         """
         if isinstance(outputs, (tuple, list)):
-            return tuple(self.in_order(part) for part in outputs)
+            return tuple(self.in_order(array) for array in outputs)
         if not np.isfinite(outputs).all():
             raise HfTlmError(
                 "The model's logits are not finite: its training has diverged (lower the learning rate or lengthen the "

@@ -191,7 +191,7 @@ class FinetuneTrainer(SampledTrainer):
         self.model_accepts_loss_kwargs = False
         self.loss_terms = loss_terms
         self.text_loss: WeightedSum | None = objective
-        self._logged = LossAverages()
+        self._loss_averages = LossAverages()
 
     @cached_property
     def batch_sampler(self) -> InterleavedBatchSampler:
@@ -218,20 +218,22 @@ class FinetuneTrainer(SampledTrainer):
             terms = self.accelerator.gather(terms).float()
             self.average_terms = terms.mean().clamp(min=1 / len(terms))
         if self.text_loss is not None and batches:
-            found = [self.text_loss.count(batch) for batch in batches]
-            counts = torch.stack([torch.stack(list(one.values())) for one in found]).to(device).float()
+            batch_counts = [self.text_loss.count(batch) for batch in batches]
+            counts = torch.stack([torch.stack(list(count.values())) for count in batch_counts]).to(device).float()
             # Average number per micro-batch over the step and all processes: the Trainer averages over micro-batches.
-            self.average_counts = dict(zip(found[0], self.accelerator.reduce(counts.mean(0), reduction="mean"), strict=True))
+            self.average_counts = dict(
+                zip(batch_counts[0], self.accelerator.reduce(counts.mean(0), reduction="mean"), strict=True)
+            )
         return batches, None
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if model.training and self.text_loss is not None:
-            texts = {name: values for name, values in inputs.items() if name not in ("labels", "teacher_probs")}
-            outputs = model(**texts)
+            model_inputs = {name: values for name, values in inputs.items() if name not in ("labels", "teacher_probs")}
+            outputs = model(**model_inputs)
             terms = self.text_loss(outputs, inputs, self.average_counts)
             loss = terms.pop("loss")
             self.watch.add(loss, terms)
-            self._logged.add(in_pairs(terms, lambda name, value: (value, 1.0)))
+            self._loss_averages.add(in_pairs(terms, lambda name, value: (value, 1.0)))
             return (loss, outputs) if return_outputs else loss
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
         if model.training and self.loss_terms is not None:
@@ -245,7 +247,7 @@ class FinetuneTrainer(SampledTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs |= self._logged.read(self.accelerator)
+            logs |= self._loss_averages.read(self.accelerator)
         super().log(logs, start_time)
 
     def cost(self) -> Cost:

@@ -70,13 +70,13 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         ]
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False, **options)["input_ids"]]
         tokens: dict[str, list] = {}
-        for truncation, long in (("only_first", False), ("longest_first", True)):
-            chosen = [index for index, length in enumerate(lengths) if (length >= args.max_length - special) == long]
-            if not chosen:
+        for truncation, is_long in (("only_first", False), ("longest_first", True)):
+            selected = [index for index, length in enumerate(lengths) if (length >= args.max_length - special) == is_long]
+            if not selected:
                 continue
             encoded = tokenizer(
-                [contexts[index] for index in chosen],
-                [texts[index] for index in chosen],
+                [contexts[index] for index in selected],
+                [texts[index] for index in selected],
                 truncation=truncation,
                 max_length=args.max_length,
                 return_attention_mask=False,
@@ -84,7 +84,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
             )
             for name, rows_of_name in encoded.items():
                 column = tokens.setdefault(name, [None] * len(texts))
-                for index, values in zip(chosen, rows_of_name, strict=True):
+                for index, values in zip(selected, rows_of_name, strict=True):
                     column[index] = values
         bounds = np.cumsum([0, *counts])
         grouped = {
@@ -123,10 +123,10 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
         outputs: logits, float [rows, options].
     """
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
-    shares = softmax(logits.astype(np.float64), axis=-1).round(6).tolist()
+    probabilities = softmax(logits.astype(np.float64), axis=-1).round(6).tolist()
     return [
         {"prediction": LETTERS[best], "probabilities": dict(zip(LETTERS, row, strict=False))}
-        for best, row in zip(logits.argmax(axis=-1), shares, strict=True)
+        for best, row in zip(logits.argmax(axis=-1), probabilities, strict=True)
     ]
 
 

@@ -34,10 +34,11 @@ from hf_tlm.runs.finetuning.kinds import (
 )
 from hf_tlm.tasks import Task
 
-NOTHING = 1e6  # The odds of no answer for a context without a word: above any threshold, and finite, as JSON requires.
-SPANS = 1 << 20  # Number of spans that are scored at once.
+# The odds of no answer for a context without a word: above any threshold, and finite, as JSON requires.
+NO_ANSWER_ODDS = 1e6
+MAX_SPANS = 1 << 20  # Number of spans that are scored at once.
 AUTO_CLASS = "AutoModelForQuestionAnswering"
-SHOWN = 5  # Number of answers that a prediction lists.
+MAX_LISTED_ANSWERS = 5  # Number of answers that a prediction lists.
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Answers:
     bounds: int64 [N + 1], offsets of the examples' answers.
     scores, begins, ends: [A], for each answer start logit + end logit, and its character offsets in the context.
     null: float [N], start logit + end logit of [CLS], the minimum over windows.
-    odds: float [N], null minus the best score (`NOTHING` without an answer): a large value means no answer.
+    odds: float [N], null minus the best score (`NO_ANSWER_ODDS` without an answer): a large value means no answer.
     """
 
     bounds: np.ndarray
@@ -57,13 +58,13 @@ class Answers:
     null: np.ndarray
     odds: np.ndarray
 
-    def of(self, example: int) -> slice:
+    def slice_of(self, example: int) -> slice:
         """Return the slice of an example's answers."""
         return slice(int(self.bounds[example]), int(self.bounds[example + 1]))
 
     def best(self, example: int, context: str) -> str:
         """Return the text of the best answer; "" where the context has no word."""
-        answers = self.of(example)
+        answers = self.slice_of(example)
         return self.text(answers.start, context) if answers.stop > answers.start else ""
 
     def text(self, answer: int, context: str) -> str:
@@ -90,24 +91,24 @@ def search(outputs: tuple[np.ndarray, ...], features: Dataset, num_examples: int
     null = np.full(num_examples, np.inf)
     windows = np.arange(len(features))
     np.minimum.at(null, example, starts[windows, cls].astype(np.float64) + ends[windows, cls])
-    parts = list(_best_of_windows(starts, ends, features, args.max_answer_length, args.n_best))
-    window, score, begin, end = (np.concatenate(part) for part in zip(*parts, strict=True))
-    owner = example[window]
+    chunks = list(_search_windows(starts, ends, features, args.max_answer_length, args.n_best))
+    window, score, start, end = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
+    examples = example[window]
     # Keep the best score of an answer that several windows contain, then the best answers of each example.
-    order = np.lexsort((-score, end, begin, owner))
-    new = np.append(True, np.any(np.diff([each[order] for each in (owner, begin, end)]) != 0, axis=0))[: len(order)]
+    order = np.lexsort((-score, end, start, examples))
+    new = np.append(True, np.any(np.diff([values[order] for values in (examples, start, end)]) != 0, axis=0))[: len(order)]
     order = order[new]
-    order = order[np.lexsort((end[order], begin[order], -score[order], owner[order]))]
-    rank = np.arange(len(order)) - np.searchsorted(owner[order], owner[order])
+    order = order[np.lexsort((end[order], start[order], -score[order], examples[order]))]
+    rank = np.arange(len(order)) - np.searchsorted(examples[order], examples[order])
     order = order[rank < args.n_best]
-    bounds = np.searchsorted(owner[order], np.arange(num_examples + 1))
-    score, found = score[order].astype(np.float64), np.diff(bounds) > 0
-    odds = np.full(num_examples, NOTHING)
-    odds[found] = null[found] - score[bounds[:-1][found]]
-    return Answers(bounds, score, begin[order], end[order], null, odds)
+    bounds = np.searchsorted(examples[order], np.arange(num_examples + 1))
+    score, has_answer = score[order].astype(np.float64), np.diff(bounds) > 0
+    odds = np.full(num_examples, NO_ANSWER_ODDS)
+    odds[has_answer] = null[has_answer] - score[bounds[:-1][has_answer]]
+    return Answers(bounds, score, start[order], end[order], null, odds)
 
 
-def _best_of_windows(
+def _search_windows(
     starts: np.ndarray, ends: np.ndarray, features: Dataset, max_length: int, n_best: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """Yield (window, score, start, end) of the best answers in each window, for some windows at a time.
@@ -115,33 +116,33 @@ def _best_of_windows(
     start and end are character offsets in the context.
     """
     first = features.select_columns("first").with_format("numpy")[:]["first"]
-    begins, bounds = ragged(features, "begins")
-    finishes, _ = ragged(features, "ends")
+    char_starts, bounds = ragged(features, "begins")
+    char_ends, _ = ragged(features, "ends")
     widest = int(np.diff(bounds).max())
     length = min(max_length, widest)
-    step = max(1, SPANS // max(1, length * widest))
+    step = max(1, MAX_SPANS // max(1, length * widest))
     for low in range(0, len(features) if widest else 0, step):
         window = np.arange(low, min(low + step, len(features)))[:, None]
         token = np.arange(widest)
         inside = token < np.diff(bounds)[window]
-        character = np.minimum(bounds[window] + token, len(begins) - 1)
+        flat_index = np.minimum(bounds[window] + token, len(char_starts) - 1)
         # A token of white space cannot begin or end an answer.
-        usable = inside & (begins[character] < finishes[character])
-        place = np.minimum(first[window] + token, starts.shape[1] - 1)
-        start = np.where(usable, starts[window, place], -np.inf)
-        end = np.where(usable, ends[window, place], -np.inf)
+        usable = inside & (char_starts[flat_index] < char_ends[flat_index])
+        positions = np.minimum(first[window] + token, starts.shape[1] - 1)
+        start = np.where(usable, starts[window, positions], -np.inf)
+        end = np.where(usable, ends[window, positions], -np.inf)
         scores = np.full((len(window), length, widest), -np.inf, dtype=np.float32)
-        for longer in range(length):
-            scores[:, longer, : widest - longer] = start[:, : widest - longer] + end[:, longer:]
+        for offset in range(length):
+            scores[:, offset, : widest - offset] = start[:, : widest - offset] + end[:, offset:]
         flat = scores.reshape(len(window), -1)
         count = min(n_best, flat.shape[1])
         best = np.argpartition(flat, -count, axis=1)[:, -count:]
         score = np.take_along_axis(flat, best, axis=1)
-        further, token = divmod(best, widest)
+        offsets, token = divmod(best, widest)
         kept = np.isfinite(score)
         row = np.nonzero(kept)[0]
-        at = bounds[window[row, 0]] + token[kept]
-        yield window[row, 0], score[kept], begins[at], finishes[at + further[kept]]
+        flat_indices = bounds[window[row, 0]] + token[kept]
+        yield window[row, 0], score[kept], char_starts[flat_indices], char_ends[flat_indices + offsets[kept]]
     # Empty arrays, so that there is something to concatenate where no context has a token.
     yield np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
 
@@ -175,27 +176,29 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         tokens = tokenize_with_offsets(tokenizer, batch["question"], batch["context"])
         features: list[dict[str, Any]] = []
         for row, example in enumerate(indices):
-            parts = np.array([-1 if part is None else part for part in tokens.sequence_ids(row)])
-            question, context = np.flatnonzero(parts == 0), np.flatnonzero(parts == 1)
-            begins, ends = token_spans([tokens["offset_mapping"][row][place] for place in context], batch["context"][row])
-            first, last = (context[0], context[-1] + 1) if len(context) else (len(parts), len(parts))
-            before = np.setdiff1d(np.arange(first), question[limit:])
-            room = args.max_length - len(before) - (len(parts) - last)
+            sequence_ids = np.array([-1 if sequence_id is None else sequence_id for sequence_id in tokens.sequence_ids(row)])
+            question, context = np.flatnonzero(sequence_ids == 0), np.flatnonzero(sequence_ids == 1)
+            char_starts, char_ends = token_spans(
+                [tokens["offset_mapping"][row][position] for position in context], batch["context"][row]
+            )
+            first, last = (context[0], context[-1] + 1) if len(context) else (len(sequence_ids), len(sequence_ids))
+            prefix = np.setdiff1d(np.arange(first), question[limit:])
+            capacity = args.max_length - len(prefix) - (len(sequence_ids) - last)
             columns = {name: np.array(tokens[name][row]) for name in ("input_ids", "token_type_ids") if name in tokens}
-            special_cls = (columns["input_ids"] == tokenizer.cls_token_id) & (parts == -1)
-            answer = _tokens_of_answer(batch, row, begins, ends)
-            for start in _starts(len(context), room, args.doc_stride):
-                end = min(start + room, len(context))
-                places = np.concatenate([before, context[start:end], np.arange(last, len(parts))])
-                feature = {name: values[places] for name, values in columns.items()}
+            is_cls = (columns["input_ids"] == tokenizer.cls_token_id) & (sequence_ids == -1)
+            answer = _find_answer_tokens(batch, row, char_starts, char_ends)
+            for start in _window_starts(len(context), capacity, args.doc_stride):
+                end = min(start + capacity, len(context))
+                positions = np.concatenate([prefix, context[start:end], np.arange(last, len(sequence_ids))])
+                feature = {name: values[positions] for name, values in columns.items()}
                 # Without a [CLS] token the first token is used instead.
-                cls = int(special_cls[places].argmax())
-                feature |= {"example": example, "cls": cls, "first": len(before)}
-                feature |= {"begins": begins[start:end], "ends": ends[start:end]}
+                cls = int(is_cls[positions].argmax())
+                feature |= {"example": example, "cls": cls, "first": len(prefix)}
+                feature |= {"begins": char_starts[start:end], "ends": char_ends[start:end]}
                 if answer is not None:
                     inside = start <= answer[0] <= answer[1] < end
-                    place = (len(before) + token - start if inside else cls for token in answer)
-                    feature |= zip(("start_positions", "end_positions"), place, strict=True)
+                    position = (len(prefix) + token - start if inside else cls for token in answer)
+                    feature |= zip(("start_positions", "end_positions"), position, strict=True)
                 features.append(feature)
         return {name: [feature[name] for feature in features] for name in features[0]}
 
@@ -203,17 +206,19 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
     return make_features(rows, tokenizer, encode_batch, settings, "Tokenising questions and contexts", one_of_each=False)
 
 
-def _starts(tokens: int, room: int, overlap: int) -> range:
+def _window_starts(num_tokens: int, capacity: int, overlap: int) -> range:
     """Return the index of the first context token of each window.
 
-    tokens: number of tokens of the context; room: number of context tokens in a window; overlap: number of tokens shared by
-    neighbouring windows, limited to half of `room`.
+    num_tokens: number of tokens of the context; capacity: number of context tokens in a window; overlap: number of tokens
+    shared by neighbouring windows, limited to half of `capacity`.
     """
-    step = room - min(overlap, room // 2)
-    return range(0, max(tokens - room, 0) + step, step)
+    step = capacity - min(overlap, capacity // 2)
+    return range(0, max(num_tokens - capacity, 0) + step, step)
 
 
-def _tokens_of_answer(batch: Mapping[str, list], row: int, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int] | None:
+def _find_answer_tokens(
+    batch: Mapping[str, list], row: int, token_starts: np.ndarray, token_ends: np.ndarray
+) -> tuple[int, int] | None:
     """Return the first and last token that overlap with the answer.
 
     first > last means that there is no answer, or no token of it; None that the rows have no labels.
@@ -224,7 +229,7 @@ def _tokens_of_answer(batch: Mapping[str, list], row: int, begins: np.ndarray, e
         return 1, 0
     start = batch["starts"][row][0]
     end = start + len(batch["answers"][row][0])
-    return int((ends <= start).sum()), int((begins < end).sum()) - 1
+    return int((token_ends <= start).sum()), int((token_starts < end).sum()) - 1
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
@@ -249,8 +254,10 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
         where `null_odds`, the score of no answer (the minimum over windows) minus that of the best answer, exceeds it, and
         `no_answer_probability` is part of the softmax. Where a context has no word the prediction is "".
     """
-    found = search(outputs, features, len(rows), args)
-    return [_prediction(found, example, context, args.null_threshold) for example, context in enumerate(_contexts(rows))]
+    answers = search(outputs, features, len(rows), args)
+    return [
+        _create_prediction(answers, example, context, args.null_threshold) for example, context in enumerate(_contexts(rows))
+    ]
 
 
 def validation_choices(task: Task, outputs, features: Dataset, rows: Dataset, args: FinetuneArguments) -> dict[str, Any]:
@@ -260,9 +267,9 @@ def validation_choices(task: Task, outputs, features: Dataset, rows: Dataset, ar
     """
     if args.null_threshold is not None or all(map(len, task.train["starts"])):
         return {"null_threshold": args.null_threshold}
-    found = search(outputs, features, len(rows), args)
-    best = [found.best(example, context) for example, context in enumerate(_contexts(rows))]
-    return {"null_threshold": best_threshold(found.odds, best, list(rows["answers"]))[0]}
+    answers = search(outputs, features, len(rows), args)
+    best_answers = [answers.best(example, context) for example, context in enumerate(_contexts(rows))]
+    return {"null_threshold": best_threshold(answers.odds, best_answers, list(rows["answers"]))[0]}
 
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
@@ -275,18 +282,20 @@ def _contexts(rows: Dataset) -> Iterator[str]:
         yield from batch["context"]
 
 
-def _prediction(found: Answers, example: int, context: str, threshold: float | None) -> dict[str, Any]:
-    answers, odds = found.of(example), float(found.odds[example])
-    scores = np.append(found.scores[answers], [] if threshold is None else found.null[example])
-    powers = np.exp(scores - scores.max(initial=-np.inf))
-    probabilities = (powers / powers.sum()).round(6).tolist()
-    listed = [
-        {"text": found.text(answer, context), "start": int(found.begins[answer]), "probability": probability}
-        for answer, probability in zip(range(answers.start, answers.stop)[:SHOWN], probabilities, strict=False)
+def _create_prediction(answers: Answers, example: int, context: str, threshold: float | None) -> dict[str, Any]:
+    candidates, odds = answers.slice_of(example), float(answers.odds[example])
+    scores = np.append(answers.scores[candidates], [] if threshold is None else answers.null[example])
+    exponentials = np.exp(scores - scores.max(initial=-np.inf))
+    probabilities = (exponentials / exponentials.sum()).round(6).tolist()
+    top_answers = [
+        {"text": answers.text(answer, context), "start": int(answers.begins[answer]), "probability": probability}
+        for answer, probability in zip(
+            range(candidates.start, candidates.stop)[:MAX_LISTED_ANSWERS], probabilities, strict=False
+        )
     ]
-    prediction = {"prediction": "", "probability": 1.0, "n_best": listed}
-    if listed:
-        prediction |= {"prediction": listed[0]["text"], "probability": listed[0]["probability"]}
+    prediction = {"prediction": "", "probability": 1.0, "n_best": top_answers}
+    if top_answers:
+        prediction |= {"prediction": top_answers[0]["text"], "probability": top_answers[0]["probability"]}
     if threshold is not None:
         if odds > threshold:
             prediction |= {"prediction": "", "probability": probabilities[-1]}

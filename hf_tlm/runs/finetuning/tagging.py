@@ -66,8 +66,8 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         HfTlmError: `max_length` leaves no room for a word.
     """
     check_offsets(tokenizer, "Tagging")
-    room = args.max_length - tokenizer.num_special_tokens_to_add(pair=False)
-    if room < 1:
+    capacity = args.max_length - tokenizer.num_special_tokens_to_add(pair=False)
+    if capacity < 1:
         raise HfTlmError(
             f"max_length must leave room for a word beside special tokens; received {args.max_length}. Raise it."
         )
@@ -78,50 +78,52 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
         columns: dict[str, list] = {name: [] for name in (*names, "places")}
         for row, text in enumerate(texts):
-            inner = np.flatnonzero([part == 0 for part in tokens.sequence_ids(row)])
-            begins, ends = token_spans([tokens["offset_mapping"][row][place] for place in inner], text)
-            pieces = _first_pieces(batch["tokens"][row], begins, ends)
-            kept = np.delete(np.arange(len(tokens["input_ids"][row])), inner[room:])
+            word_tokens = np.flatnonzero([part == 0 for part in tokens.sequence_ids(row)])
+            token_starts, token_ends = token_spans(
+                [tokens["offset_mapping"][row][position] for position in word_tokens], text
+            )
+            pieces = _first_pieces(batch["tokens"][row], token_starts, token_ends)
+            kept = np.delete(np.arange(len(tokens["input_ids"][row])), word_tokens[capacity:])
             for name in names:
                 columns[name].append(np.array(tokens[name][row])[kept])
-            before = inner[0] if len(inner) else 0
-            columns["places"].append(np.where(pieces < room, np.where(pieces < 0, DROPPED, before + pieces), TRUNCATED))
+            offset = word_tokens[0] if len(word_tokens) else 0
+            columns["places"].append(np.where(pieces < capacity, np.where(pieces < 0, DROPPED, offset + pieces), TRUNCATED))
         if "tags" in batch:
             columns["labels"] = list(map(_labels, columns["input_ids"], columns["places"], batch["tags"]))
         return columns | {"example": indices}
 
     features = make_features(rows, tokenizer, encode_batch, [args.max_length], "Tokenising sentences")
-    _warn_of_missing(features, args.max_length)
+    _warn_of_missing_words(features, args.max_length)
     return features
 
 
-def _first_pieces(words: list[str], begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _first_pieces(words: list[str], token_starts: np.ndarray, token_ends: np.ndarray) -> np.ndarray:
     """Return the index of each word's first piece, or -1, int64 [W]."""
-    solid = np.flatnonzero(begins < ends)
+    non_empty = np.flatnonzero(token_starts < token_ends)
     lengths = np.array([len(word) for word in words], dtype=np.int64)
-    starts = np.cumsum(lengths + 1) - lengths - 1
-    index = np.searchsorted(begins[solid], starts)
-    piece = np.append(solid, -1)[index]
-    within = np.append(begins[solid], np.iinfo(np.int64).max)[index] < starts + lengths
-    return np.where(within, piece, -1)
+    word_starts = np.cumsum(lengths + 1) - lengths - 1
+    index = np.searchsorted(token_starts[non_empty], word_starts)
+    piece = np.append(non_empty, -1)[index]
+    is_in_word = np.append(token_starts[non_empty], np.iinfo(np.int64).max)[index] < word_starts + lengths
+    return np.where(is_in_word, piece, -1)
 
 
-def _labels(ids: np.ndarray, places: np.ndarray, tags: list[int]) -> np.ndarray:
+def _labels(ids: np.ndarray, positions: np.ndarray, tags: list[int]) -> np.ndarray:
     """Return labels, int64 [S]: the tag at every word's first piece, -100 elsewhere and for tags missing in training."""
-    labels, of_words = np.full(len(ids), -100), np.array(tags)
-    known = (places >= 0) & (of_words >= 0)
-    labels[places[known]] = of_words[known]
+    labels, word_tags = np.full(len(ids), -100), np.array(tags)
+    is_labelled = (positions >= 0) & (word_tags >= 0)
+    labels[positions[is_labelled]] = word_tags[is_labelled]
     return labels
 
 
-def _warn_of_missing(features: Dataset, max_length: int) -> None:
-    places, _ = ragged(features, "places")
-    dropped, truncated = (int((places == reason).sum()) for reason in (DROPPED, TRUNCATED))
+def _warn_of_missing_words(features: Dataset, max_length: int) -> None:
+    positions, _ = ragged(features, "places")
+    dropped, truncated = (int((positions == reason).sum()) for reason in (DROPPED, TRUNCATED))
     if dropped or truncated:
         logger.warning(
             "Of %d words, %d are beyond max_length %d, and %d are empty after tokenization: they get no tag and count as "
             "errors.",
-            *(len(places), truncated, max_length, dropped),
+            *(len(positions), truncated, max_length, dropped),
         )
 
 
@@ -166,25 +168,25 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
     flat, bounds = ragged(features, "places")
     predictions = []
     for low in range(0, len(features), SENTENCES):
-        places = [flat[start:end] for start, end in zip(bounds[low:-1], bounds[low + 1 :], strict=True)][:SENTENCES]
-        seen = [each[each >= 0] for each in places]
-        counts = np.array([len(each) for each in seen])
+        positions = [flat[start:end] for start, end in zip(bounds[low:-1], bounds[low + 1 :], strict=True)][:SENTENCES]
+        first_pieces = [word_positions[word_positions >= 0] for word_positions in positions]
+        counts = np.array([len(word_positions) for word_positions in first_pieces])
         words = np.arange(max(1, counts.max())) < counts[:, None]
         emissions = np.zeros((*words.shape, logits.shape[-1]), dtype=np.float32)
-        emissions[words] = logits[low + np.nonzero(words)[0], np.concatenate(seen)]
-        tags, probabilities = _choose(model, emissions, words)
-        for each, count, row_tags, row_probabilities in zip(places, counts, tags, probabilities, strict=True):
-            prediction = np.full(len(each), None, dtype=object)
+        emissions[words] = logits[low + np.nonzero(words)[0], np.concatenate(first_pieces)]
+        tags, probabilities = _choose_tags(model, emissions, words)
+        for word_positions, count, row_tags, row_probabilities in zip(positions, counts, tags, probabilities, strict=True):
+            prediction = np.full(len(word_positions), None, dtype=object)
             probability = prediction.copy()
-            prediction[each >= 0] = names[row_tags[:count]]
-            probability[each >= 0] = row_probabilities[:count].astype(np.float64).round(6).tolist()
-            cut = int((each == TRUNCATED).sum())
+            prediction[word_positions >= 0] = names[row_tags[:count]]
+            probability[word_positions >= 0] = row_probabilities[:count].astype(np.float64).round(6).tolist()
+            num_truncated = int((word_positions == TRUNCATED).sum())
             record = {"prediction": prediction.tolist(), "probabilities": probability.tolist()}
-            predictions.append(record | ({"truncated_words": cut} if cut else {}))
+            predictions.append(record | ({"truncated_words": num_truncated} if num_truncated else {}))
     return predictions
 
 
-def _choose(model, emissions: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _choose_tags(model, emissions: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the best tags, int64 [B, W], and their probabilities, float [B, W]."""
     if isinstance(model, CrfTagger):
         return model.best_tags(emissions, words)
@@ -212,21 +214,21 @@ def tables(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict
     for prediction, tags in zip(predictions, _references(task, rows), strict=True):
         pairs.update(zip(tags, prediction["prediction"], strict=True))
     support: Counter[str | None] = Counter()
-    chosen: Counter[str | None] = Counter()
+    assigned: Counter[str | None] = Counter()
     for (truth, predicted), count in pairs.items():
         support[truth] += count
-        chosen[predicted] += count
+        assigned[predicted] += count
     table = []
-    for tag in sorted({*support, *chosen} - {None}, key=lambda tag: (-support[tag], tag)) + [None] * (None in support):
-        right = pairs[tag, tag] if tag is not None else 0
+    for tag in sorted({*support, *assigned} - {None}, key=lambda tag: (-support[tag], tag)) + [None] * (None in support):
+        num_correct = pairs[tag, tag] if tag is not None else 0
         rates = {
-            "precision": right / max(1, chosen[tag]),
-            "recall": right / max(1, support[tag]),
-            "f1": 2 * right / max(1, support[tag] + chosen[tag]),
+            "precision": num_correct / max(1, assigned[tag]),
+            "recall": num_correct / max(1, support[tag]),
+            "f1": 2 * num_correct / max(1, support[tag] + assigned[tag]),
         }
         table.append({"tag": tag, "support": support[tag]} | rates)
     truncated = sum(prediction.get("truncated_words", 0) for prediction in predictions)
-    missing = {"words": support.total(), "truncated": truncated, "dropped": chosen[None] - truncated}
+    missing = {"words": support.total(), "truncated": truncated, "dropped": assigned[None] - truncated}
     return {"tags": table, "missing_words": [missing]}
 
 
@@ -342,12 +344,12 @@ def to_words(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, 
     """
     mask = labels != -100
     counts = mask.sum(dim=1)
-    places = (~mask).long().argsort(dim=1, stable=True)[:, : int(counts.max())]
-    words = torch.arange(places.shape[1], device=labels.device) < counts[:, None]
-    tags = labels.gather(1, places).where(words, 0)
-    emissions = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
-    some = counts > 0
-    return emissions[some], tags[some], words[some]
+    positions = (~mask).long().argsort(dim=1, stable=True)[:, : int(counts.max())]
+    words = torch.arange(positions.shape[1], device=labels.device) < counts[:, None]
+    tags = labels.gather(1, positions).where(words, 0)
+    emissions = logits.gather(1, positions[..., None].expand(-1, -1, logits.shape[-1]))
+    non_empty = counts > 0
+    return emissions[non_empty], tags[non_empty], words[non_empty]
 
 
 def marginals(crf: CRF, emissions: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
@@ -360,10 +362,10 @@ def marginals(crf: CRF, emissions: torch.Tensor, words: torch.Tensor) -> torch.T
     count = emissions.shape[1]
     forward = [crf.start_transitions + emissions[:, 0]]
     for word in range(1, count):
-        reached = torch.logsumexp(forward[-1][:, :, None] + crf.transitions, dim=1) + emissions[:, word]
-        forward.append(torch.where(words[:, word, None], reached, forward[-1]))
+        forward_scores = torch.logsumexp(forward[-1][:, :, None] + crf.transitions, dim=1) + emissions[:, word]
+        forward.append(torch.where(words[:, word, None], forward_scores, forward[-1]))
     backward = [crf.end_transitions.expand_as(forward[0])]
     for word in range(count - 1, 0, -1):
-        left = torch.logsumexp(crf.transitions + (emissions[:, word] + backward[-1])[:, None, :], dim=2)
-        backward.append(torch.where(words[:, word, None], left, backward[-1]))
+        backward_scores = torch.logsumexp(crf.transitions + (emissions[:, word] + backward[-1])[:, None, :], dim=2)
+        backward.append(torch.where(words[:, word, None], backward_scores, backward[-1]))
     return (torch.stack(forward, dim=1) + torch.stack(backward[::-1], dim=1)).softmax(dim=-1)

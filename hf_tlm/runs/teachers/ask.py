@@ -158,7 +158,7 @@ def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
             raise ArgumentsError(f"{name} {value} has no effect {why}: it applies to a teacher's passages. Remove it.")
 
 
-def content_of(teacher: LinearTeacher | ModelTeacher | TableTeacher | None) -> str | None:
+def digest_teacher(teacher: LinearTeacher | ModelTeacher | TableTeacher | None) -> str | None:
     """Return a digest of the files that a teacher's answers depend on; None if they depend on none."""
     if teacher is None or isinstance(teacher, LinearTeacher):
         return None

@@ -12,7 +12,7 @@ from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegac
 from hf_tlm.data import TokenizerError
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs.finetuning import question_answering as qa
-from hf_tlm.runs.finetuning.question_answering import NOTHING
+from hf_tlm.runs.finetuning.question_answering import NO_ANSWER_ODDS
 from hf_tlm.tasks.rows import store_in_cache
 from support.kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
 
@@ -169,7 +169,7 @@ def test_span_search_equals_brute_force(tokenizers):
         best = sorted(spans.items(), key=lambda item: -item[1])[:7]
         assert [answer["start"] for answer in prediction["n_best"]] == [begin for (begin, _), _ in best[:5]]
         if not best:
-            assert prediction["prediction"] == "" and prediction["null_odds"] == NOTHING
+            assert prediction["prediction"] == "" and prediction["null_odds"] == NO_ANSWER_ODDS
             continue
         text = rows[example]["context"][slice(*best[0][0])]
         assert prediction["null_odds"] == pytest.approx(null - best[0][1], abs=1e-5)

@@ -14,7 +14,7 @@ from hf_tlm.models import ModelError
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset_files import COLUMNS
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, ProtocolError, finetune
-from hf_tlm.runs.finetuning.finetune import _taught
+from hf_tlm.runs.finetuning.finetune import _create_objective
 from hf_tlm.runs.finetuning.models import FinetuneTrainer
 from hf_tlm.runs.teachers.models import LinearTeacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
@@ -161,7 +161,9 @@ def test_regression_learns_values_of_a_teacher(tmp_path, base):
     with pytest.raises(ArgumentsError, match="is for regression tasks, and toy is a classification task"):
         finetune_with_teacher(tmp_path / "refused", base, teacher=str(tmp_path / "run"))
     assert not (tmp_path / "refused").exists()
-    loss = _taught(FinetuneArguments(output_dir=str(tmp_path), **FAST, teacher="x", teacher_weight=3.0), "regression")
+    loss = _create_objective(
+        FinetuneArguments(output_dir=str(tmp_path), **FAST, teacher="x", teacher_weight=3.0), "regression"
+    )
     logits = torch.tensor([[1.0], [2.0], [4.0]], requires_grad=True)
     nan = float("nan")
     batch = {"labels": torch.tensor([0.0, nan, nan]), "teacher_probs": torch.tensor([[nan], [0.0], [3.0]])}
