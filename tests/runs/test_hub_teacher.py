@@ -74,7 +74,7 @@ def test_failing_download_is_one_line_and_can_be_repeated(hub, large, sleeps, ho
 
 def test_interrupted_teacher_resumes_offline(hub, large, monkeypatch):
     """The answers so far are kept, and the model is loaded from the Hub's cache."""
-    task, numbers, chunks = make_task(), models._numbers, []
+    task, numbers, chunks = make_task(), models._convert_predictions, []
     monkeypatch.setattr(models, "CHUNK", 16)
 
     def interrupt_at_fifth(predictions, one):
@@ -83,10 +83,10 @@ def test_interrupted_teacher_resumes_offline(hub, large, monkeypatch):
             raise KeyboardInterrupt
         return numbers(predictions, one)
 
-    monkeypatch.setattr(models, "_numbers", interrupt_at_fifth)
+    monkeypatch.setattr(models, "_convert_predictions", interrupt_at_fifth)
     with pytest.raises(KeyboardInterrupt):
         ask(task, "alice/large@v1")
-    monkeypatch.setattr(models, "_numbers", lambda *given: chunks.append(0) or numbers(*given))
+    monkeypatch.setattr(models, "_convert_predictions", lambda *given: chunks.append(0) or numbers(*given))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     hub.log.clear()
     ask(task, "alice/large@v1")

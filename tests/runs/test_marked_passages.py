@@ -15,7 +15,7 @@ from hf_tlm.runs import run_tlm
 from hf_tlm.runs.teachers.answers import most_certain
 from hf_tlm.runs.teachers.ask import ask_teacher, check_passage_options
 from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, read_marks
-from hf_tlm.runs.teachers.models import _fitted
+from hf_tlm.runs.teachers.models import _fit_linear_model
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.teacher import described, doubts
@@ -165,7 +165,7 @@ def test_longest_phrase_is_marked_and_tags_need_no_spaces():
 def test_marks_of_all_forms_and_scripts(marks, text, sentence, expected):
     """Marks that contain others, equal marks at both ends, regex characters, and words without spaces between them."""
     phrases = MarkedPhrases([text], read_marks(marks.split()))
-    phrases.shortest = 0
+    phrases.min_length = 0
     assert phrases.texts_of([sentence]) == [expected] and len(phrases.kinds) == 2
 
 
@@ -197,7 +197,9 @@ def test_teacher_is_asked_about_marked_sentences():
     task, texts = relation_task(), passages()
     made = ask_passages(task, texts)
     sentences = MarkedPhrases(task.train["text"][:], read_marks(MARKS)).texts_of(texts)
-    model = _fitted(made.report["n_grams"], made.report["C"], task.train["text"][:], np.array(task.train["label"]), 3)
+    model = _fit_linear_model(
+        made.report["n_grams"], made.report["C"], task.train["text"][:], np.array(task.train["label"]), 3
+    )
     probabilities = model(sentences)
     shares = np.bincount(task.train["label"][:]) / len(task.train)
     rows = most_certain(probabilities, shares, 12)

@@ -34,7 +34,7 @@ from hf_tlm.runs.finetuning.classification import AUTO_CLASS
 from hf_tlm.runs.finetuning.models import load_finished
 from hf_tlm.runs.teachers import models
 from hf_tlm.runs.teachers.answers import class_matrix, most_certain, task_lengths
-from hf_tlm.runs.teachers.ask import answered_subset, ask_teacher, check_passage_options, corrected, open_teacher
+from hf_tlm.runs.teachers.ask import answered_subset, ask_teacher, check_passage_options, open_teacher, replace_wrong_answers
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
 from hf_tlm.training.teacher import cost_line, described, doubts, lineage, repeats
@@ -91,7 +91,11 @@ def test_many_classes_count_only_single_words(task, monkeypatch, caplog):
 
 def test_wrong_answer_becomes_the_label():
     probabilities = np.array([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
-    assert corrected(probabilities, np.array([0, 1, 2])).tolist() == [[0.6, 0.3, 0.1], [0, 1, 0], [0.1, 0.2, 0.7]]
+    assert replace_wrong_answers(probabilities, np.array([0, 1, 2])).tolist() == [
+        [0.6, 0.3, 0.1],
+        [0, 1, 0],
+        [0.1, 0.2, 0.7],
+    ]
 
 
 def test_equal_texts_are_held_out_together():
@@ -125,13 +129,13 @@ def test_most_certain_passages_of_each_class_are_chosen():
 def test_teacher_candidates_limits_the_passages_to_the_first(task, runs, monkeypatch):
     """The answers are as if there were no other passages, with any teacher; row numbers remain those of the subset."""
     asked_of = []
-    before = models._asked
+    before = models._ask_model
 
     def count_rows(predictor, one, rows, *others):
         asked_of.append(len(rows))
         return before(predictor, one, rows, *others)
 
-    monkeypatch.setattr(models, "_asked", count_rows)
+    monkeypatch.setattr(models, "_ask_model", count_rows)
     for teacher in ("linear", str(runs[0])):
         made, alone = (
             answers_of_teacher(task, PASSAGES, 8, teacher, teacher_candidates=15),
@@ -453,7 +457,7 @@ def test_answers_of_several_models_are_averaged(task, runs):
     assert answers.rows.tolist() == most_certain(expected, np.bincount(task.train["label"][:]) / 48, 12).tolist()
     np.testing.assert_allclose(answers.passages, expected[answers.rows], atol=1e-5)
     of_train = sum(softmaxes(folder, task.train["text"]) for folder in runs) / 2
-    np.testing.assert_allclose(answers.train, corrected(of_train, np.array(task.train["label"][:])), atol=1e-5)
+    np.testing.assert_allclose(answers.train, replace_wrong_answers(of_train, np.array(task.train["label"][:])), atol=1e-5)
     of_validation = sum(softmaxes(folder, task.validation["text"]) for folder in runs) / 2
     right = (of_validation.argmax(1) == task.validation["label"][:]).mean()
     assert answers.report["held_out"] == "validation texts" and answers.report["held_out_accuracy"] == round(right, 4)
@@ -568,9 +572,9 @@ def test_digest_covers_the_names_of_many_classes(task, monkeypatch):
     digests = []
     for matrix in matrices:
         one = models._Model("runs/a", SimpleNamespace(folder=None), matrix, "same")
-        monkeypatch.setattr(models, "_opened", lambda *_, one=one: one)
-        monkeypatch.setattr(models, "_described", lambda _: {})
-        monkeypatch.setattr(models, "_trained", lambda _: ([{}], []))
+        monkeypatch.setattr(models, "_open_model", lambda *_, one=one: one)
+        monkeypatch.setattr(models, "_describe_model", lambda _: {})
+        monkeypatch.setattr(models, "_training_costs", lambda _: ([{}], []))
         digests.append(models.ModelTeacher(task, ["runs/a"], {}, {}).digest)
     assert digests[0] != digests[1]
 
@@ -579,7 +583,7 @@ def test_interrupted_teacher_resumes(task, runs, cache, monkeypatch):
     monkeypatch.setattr(models, "CHUNK", 16)
     whole = answers_of_teacher(task, PASSAGES, 10, str(runs[0]))
     shutil.rmtree(cache)
-    chunks, numbers = [], models._numbers
+    chunks, numbers = [], models._convert_predictions
 
     def fail_after_four(predictions, one):
         if len(chunks) == 4:
@@ -587,7 +591,7 @@ def test_interrupted_teacher_resumes(task, runs, cache, monkeypatch):
         chunks.append(len(predictions))
         return numbers(predictions, one)
 
-    monkeypatch.setattr(models, "_numbers", fail_after_four)
+    monkeypatch.setattr(models, "_convert_predictions", fail_after_four)
     with pytest.raises(HfTlmError, match="gone"):
         answers_of_teacher(task, PASSAGES, 10, str(runs[0]))
     (parts,) = cache.glob("teacher-*.parts")
@@ -596,7 +600,7 @@ def test_interrupted_teacher_resumes(task, runs, cache, monkeypatch):
     with np.load(files[1]) as kept:
         part = dict(kept)
     np.savez(files[1], **{**part, "seconds": 1000.0})
-    monkeypatch.setattr(models, "_numbers", lambda *given: chunks.append(0) or numbers(*given))
+    monkeypatch.setattr(models, "_convert_predictions", lambda *given: chunks.append(0) or numbers(*given))
     again = answers_of_teacher(task, PASSAGES, 10, str(runs[0]))
     assert len(files) == 4 and len(chunks) == 4 + 1 + 8 - 4, "one part was damaged, four of eight were missing"
     assert 1000 <= again.report["seconds"] < 1100, "what was asked before the interruption is on the bill"

@@ -23,7 +23,7 @@ from hf_tlm.utils.shown import few
 from hf_tlm.utils.texts import count_words, end_of_words
 
 # Minimum probability of a class, because a model that has not seen a class gives 0.
-LEAST = 1e-6
+MIN_PROBABILITY = 1e-6
 # For a file of answers: prefix of its columns, and how far the sum of a row may be from 1, as its values may be rounded.
 PREFIX, ROUNDING = "probability_", 0.02
 T = TypeVar("T")
@@ -47,18 +47,18 @@ class Answers:
     disagreement: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
-def held_out(what: str, probabilities: np.ndarray, labels: np.ndarray, **further: float) -> dict[str, Any]:
+def held_out_report(description: str, probabilities: np.ndarray, labels: np.ndarray, **further: float) -> dict[str, Any]:
     """Return the entries of a report about a classifier's quality on labelled texts that it was not trained on.
 
     Args:
-        what: description of the texts.
+        description: description of the texts.
         probabilities: float [N, C].
         labels: int [N].
         further: more entries.
     """
-    right, largest = (probabilities.argmax(1) == labels).mean(), np.bincount(labels).max() / len(labels)
-    of_all = {"largest_class": round(float(largest), 4)}
-    return {"held_out": what, "held_out_accuracy": round(float(right), 4), **further, **of_all}
+    accuracy, largest_share = (probabilities.argmax(1) == labels).mean(), np.bincount(labels).max() / len(labels)
+    class_entry = {"largest_class": round(float(largest_share), 4)}
+    return {"held_out": description, "held_out_accuracy": round(float(accuracy), 4), **further, **class_entry}
 
 
 def progress(items: Iterable[T], description: str, unit: str) -> Iterable[T]:
@@ -72,43 +72,48 @@ def read_mapping(pairs: Sequence[str] | None) -> dict[str, str]:
     Raises:
         ArgumentsError: one is no such pair, or a name of the teacher occurs twice.
     """
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     for pair in pairs or ():
-        own, equals, name = pair.partition("=")
-        if not equals or not own or not name or own in found:
+        teacher_class, equals, task_class = pair.partition("=")
+        if not equals or not teacher_class or not task_class or teacher_class in mapping:
             raise ArgumentsError(
                 "teacher_labels: expected TEACHER_CLASS=TASK_CLASS, once for each class of the teacher; received "
                 f"{pair!r:.60}."
             )
-        found[own] = name
-    return found
+        mapping[teacher_class] = task_class
+    return mapping
 
 
-def class_matrix(own: Sequence[str], classes: Sequence[str], mapping: Mapping[str, str], who: str) -> np.ndarray:
-    """Return the matrix that maps the teacher's classes to the task's, float64 [own, classes] of 0 and 1.
+def class_matrix(
+    teacher_classes: Sequence[str], classes: Sequence[str], mapping: Mapping[str, str], teacher: str
+) -> np.ndarray:
+    """Return the matrix that maps the teacher's classes to the task's, float64 [teacher_classes, classes] of 0 and 1.
 
     Args:
-        own: class names of the teacher.
+        teacher_classes: class names of the teacher.
         classes: class names of the task.
         mapping: the teacher's name -> the task's; empty: the names are the same, in any order.
-        who: name of the teacher, for messages.
+        teacher: name of the teacher, for messages.
 
     Raises:
         ArgumentsError: a class has no counterpart.
     """
-    if unknown := sorted(set(mapping) - set(own)):
-        raise ArgumentsError(f"teacher_labels: {who} has no class {unknown[0]!r:.60}; it has {_some(own)}.")
-    named = [mapping.get(name, None if mapping else name) for name in own]
-    if None in named or set(named) != set(classes):
-        example = " ".join(f"{name}={classes[place % len(classes)]}" for place, name in enumerate(own[:3]))
+    if unknown := sorted(set(mapping) - set(teacher_classes)):
         raise ArgumentsError(
-            f"The classes of {who} are {_some(own)}, and the task's are {_some(classes)}: expected the same names. Pass "
+            f"teacher_labels: {teacher} has no class {unknown[0]!r:.60}; it has {_format_names(teacher_classes)}."
+        )
+    mapped = [mapping.get(name, None if mapping else name) for name in teacher_classes]
+    if None in mapped or set(mapped) != set(classes):
+        example = " ".join(f"{name}={classes[index % len(classes)]}" for index, name in enumerate(teacher_classes[:3]))
+        raise ArgumentsError(
+            f"The classes of {teacher} are {_format_names(teacher_classes)}, and the task's are "
+            f"{_format_names(classes)}: expected the same names. Pass "
             f"--teacher_labels with TEACHER_CLASS=TASK_CLASS for every class of the teacher (such as {example:.100})."
         )
-    return np.array([[float(name == label) for label in classes] for name in named])
+    return np.array([[float(name == label) for label in classes] for name in mapped])
 
 
-def _some(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     return few([f"{name:.40}" for name in names], 10)
 
 
@@ -124,9 +129,9 @@ def most_certain(probabilities: np.ndarray, shares: np.ndarray, count: int, trus
             first.
     """
     certain, answered = certainty(probabilities, trust), probabilities.sum(1) > 0
-    likeliest, chosen = np.where(answered, probabilities.argmax(1), -1), []
+    predictions, chosen = np.where(answered, probabilities.argmax(1), -1), []
     for label, share in enumerate(shares):
-        rows = np.flatnonzero(likeliest == label)
+        rows = np.flatnonzero(predictions == label)
         order = np.argsort(-certain[rows], kind="stable")
         chosen.append(rows[order[: round(share * count)]])
     return np.sort(np.concatenate(chosen)).astype(np.int64)
@@ -150,9 +155,9 @@ def task_lengths(texts: Sequence[str], passages: Sequence[str]) -> np.ndarray:
     their number. Shorter passages are not truncated; others are truncated at the end of a word.
     """
     words = np.sort([count_words(text) for text in texts])
-    places = (np.random.default_rng(0).permutation(len(passages)) + 0.5) / max(1, len(passages))
-    wanted = np.quantile(words, places, method="inverted_cdf").astype(int)
-    ends = [end_of_words(text, max(1, count)) for text, count in zip(passages, wanted, strict=True)]
+    quantiles = (np.random.default_rng(0).permutation(len(passages)) + 0.5) / max(1, len(passages))
+    lengths = np.quantile(words, quantiles, method="inverted_cdf").astype(int)
+    ends = [end_of_words(text, max(1, count)) for text, count in zip(passages, lengths, strict=True)]
     return np.array(ends, dtype=np.int64)
 
 
@@ -186,9 +191,9 @@ class TableTeacher:
         if task.kind == "regression":
             if "prediction" not in rows.column_names:
                 raise ArgumentsError(f"teacher {path}: expected a column prediction; it has {', '.join(rows.column_names)}.")
-            numbers = self._numbers(rows["prediction"])[:, None]
+            values = self._parse_numbers(rows["prediction"])[:, None]
         else:
-            numbers = self._probabilities(task, rows, mapping)
+            values = self._read_probabilities(task, rows, mapping)
         for name in self.keys:
             if blank := [row for row, cell in enumerate(rows[name]) if cell is None]:
                 raise ArgumentsError(
@@ -196,7 +201,7 @@ class TableTeacher:
                     "rows."
                 )
         self.answers: dict[str, np.ndarray] = {}
-        for key, answer in zip(self._keys(rows), numbers, strict=True):
+        for key, answer in zip(self._keys(rows), values, strict=True):
             if not np.array_equal(self.answers.setdefault(key, answer), answer):
                 raise ArgumentsError(f"teacher {path}: two answers for {key!r:.60}. Keep one of the rows.")
         self.rows = len(self.answers)
@@ -214,54 +219,54 @@ class TableTeacher:
         """
         if self.keys == ["id"]:
             self._check_ids({"train": task.train, "validation": task.validation, "the passages": passages})
-        train, found = self._of(task, task.train)
-        if 0 < found < len(train):
+        train, num_train = self._find_answers(task, task.train)
+        if 0 < num_train < len(train):
             raise ArgumentsError(
-                f"teacher {self.path} has answers for {found:,} of the task's {len(train):,} training texts. Add answers "
-                "for all of them, or remove these and answer only for passages."
+                f"teacher {self.path} has answers for {num_train:,} of the task's {len(train):,} training texts. Add "
+                "answers for all of them, or remove these and answer only for passages."
             )
-        said, of_passages = self._of(task, passages) if passages is not None else (train[:0], 0)
-        if not found and not of_passages:
+        passage_answers, num_passages = self._find_answers(task, passages) if passages is not None else (train[:0], 0)
+        if not num_train and not num_passages:
             raise ArgumentsError(
                 f"teacher {self.path} has answers for no training text and no passage: its {self.rows:,} rows have other "
                 f"{self.keys[0]}s. Compare them with those of the task and the subset."
             )
         report: dict[str, Any] = {"rows": self.rows}
-        validation, known = self._of(task, task.validation)
-        if known and task.kind == "classification":
+        validation, num_validation = self._find_answers(task, task.validation)
+        if num_validation and task.kind == "classification":
             rows = validation.sum(1) > 0
             labels = np.asarray(task.validation["label"][:])[rows]
-            report |= held_out(f"{known:,} validation texts", validation[rows], labels)
-        return Answers(train, said, report)
+            report |= held_out_report(f"{num_validation:,} validation texts", validation[rows], labels)
+        return Answers(train, passage_answers, report)
 
     def _keys(self, rows: Dataset) -> list[str]:
         columns = [[str(cell).strip() for cell in rows[name]] for name in self.keys]
         return columns[0] if len(columns) == 1 else [json.dumps(cells) for cells in zip(*columns, strict=True)]
 
-    def _check_ids(self, parts: Mapping[str, Dataset | None]) -> None:
-        """Raise an ArgumentsError if an id of the file occurs in two parts, as it may if ids are row numbers."""
-        owner: dict[str, str] = {}
-        for name, rows in parts.items():
+    def _check_ids(self, splits: Mapping[str, Dataset | None]) -> None:
+        """Raise an ArgumentsError if an id of the file occurs in two splits, as it may if ids are row numbers."""
+        split_of_id: dict[str, str] = {}
+        for name, rows in splits.items():
             if rows is None or "id" not in rows.column_names:
                 continue
             for key in self._keys(rows):
-                if key in self.answers and owner.setdefault(key, name) != name:
+                if key in self.answers and split_of_id.setdefault(key, name) != name:
                     raise ArgumentsError(
-                        f"teacher {self.path}: the id {key!r:.60} is in {owner[key]} and in {name}. Add a column text (and "
-                        "text_pair) to the file, or change the ids."
+                        f"teacher {self.path}: the id {key!r:.60} is in {split_of_id[key]} and in {name}. Add a column text "
+                        "(and text_pair) to the file, or change the ids."
                     )
 
-    def _of(self, task: Task, rows: Dataset) -> tuple[np.ndarray, int]:
+    def _find_answers(self, task: Task, rows: Dataset) -> tuple[np.ndarray, int]:
         """Return the answers for rows, and the number of rows that have one."""
         regression = task.kind == "regression"
-        nothing = np.full(1, np.nan) if regression else np.zeros(task.num_labels)
+        no_answer = np.full(1, np.nan) if regression else np.zeros(task.num_labels)
         if not set(self.keys) <= set(rows.column_names):
-            return np.tile(nothing, (len(rows), 1)), 0
+            return np.tile(no_answer, (len(rows), 1)), 0
         keys = self._keys(rows)
-        found = np.stack([self.answers.get(key, nothing) for key in keys]) if keys else np.zeros((0, len(nothing)))
-        return found, sum(key in self.answers for key in keys)
+        answers = np.stack([self.answers.get(key, no_answer) for key in keys]) if keys else np.zeros((0, len(no_answer)))
+        return answers, sum(key in self.answers for key in keys)
 
-    def _numbers(self, cells: Sequence[Any]) -> np.ndarray:
+    def _parse_numbers(self, cells: Sequence[Any]) -> np.ndarray:
         try:
             numbers = np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -273,34 +278,35 @@ class TableTeacher:
             )
         return numbers
 
-    def _probabilities(self, task: Task, rows: Dataset, mapping: Mapping[str, str]) -> np.ndarray:
+    def _read_probabilities(self, task: Task, rows: Dataset, mapping: Mapping[str, str]) -> np.ndarray:
         """Return the answers of all rows of the file in the task's classes, float64 [N, C]."""
-        cells = self._cells(rows, set(mapping) or set(task.label_names))
+        cells = self._read_columns(rows, set(mapping) or set(task.label_names))
         matrix = class_matrix(list(cells), task.label_names, mapping, f"the teacher {self.path}")
-        shares = np.stack([self._numbers(column) for column in cells.values()], axis=1)
-        sums = shares.sum(1)
-        if len(bad := np.flatnonzero((shares < 0).any(1) | (abs(sums - 1) > ROUNDING))):
+        probabilities = np.stack([self._parse_numbers(column) for column in cells.values()], axis=1)
+        sums = probabilities.sum(1)
+        if len(bad := np.flatnonzero((probabilities < 0).any(1) | (abs(sums - 1) > ROUNDING))):
             raise ArgumentsError(
                 f"teacher {self.path}: expected probabilities, none below 0, that add up to 1; row {bad[0]} (counted "
-                f"from 0) has {', '.join(f'{share:g}' for share in shares[bad[0]]):.100} ({len(bad):,} such)."
+                f"from 0) has {', '.join(f'{probability:g}' for probability in probabilities[bad[0]]):.100} "
+                f"({len(bad):,} such)."
             )
-        said = np.maximum(shares @ matrix, LEAST)
-        return said / said.sum(1, keepdims=True)
+        mapped = np.maximum(probabilities @ matrix, MIN_PROBABILITY)
+        return mapped / mapped.sum(1, keepdims=True)
 
-    def _cells(self, rows: Dataset, classes: set[str]) -> dict[str, list[Any]]:
+    def _read_columns(self, rows: Dataset, classes: set[str]) -> dict[str, list[Any]]:
         """Return class of the teacher -> its probabilities in all rows of the file."""
         if "probabilities" in rows.column_names:
             objects = rows["probabilities"][:]
-            if not objects or not all(isinstance(one, Mapping) for one in objects):
+            if not objects or not all(isinstance(entry, Mapping) for entry in objects):
                 raise ArgumentsError(
                     f"teacher {self.path}: expected objects of the form {{class: probability}} in the column probabilities."
                 )
-            if other := [row for row, one in enumerate(objects) if set(one) != set(objects[0])]:
+            if different := [row for row, entry in enumerate(objects) if set(entry) != set(objects[0])]:
                 raise ArgumentsError(
-                    f"teacher {self.path}: expected the same classes in every row of probabilities; row {other[0]} (counted "
-                    f"from 0) has {', '.join(objects[other[0]]):.100}, and row 0 {', '.join(objects[0]):.100}."
+                    f"teacher {self.path}: expected the same classes in every row of probabilities; row {different[0]} "
+                    f"(counted from 0) has {', '.join(objects[different[0]]):.100}, and row 0 {', '.join(objects[0]):.100}."
                 )
-            return {name: [one[name] for one in objects] for name in objects[0]}
+            return {name: [entry[name] for entry in objects] for name in objects[0]}
         columns = {name.removeprefix(PREFIX): name for name in rows.column_names if name.startswith(PREFIX)}
         columns = columns or {name: name for name in rows.column_names if name in classes}
         if not columns:

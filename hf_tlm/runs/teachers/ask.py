@@ -43,16 +43,16 @@ logger = logging.getLogger(__name__)
 
 ANSWERS, REPORT = "answers.npz", "report.json"
 # Number of example passages per class in the report, and of characters of each.
-EXAMPLES, SHOWN = 3, 200
+NUM_EXAMPLES, EXAMPLE_LENGTH = 3, 200
 _FORMAT = 5
 # Options of a teacher that only training uses, and selection ignores.
-_OF_TRAINING = (
+_TRAINING_ONLY = (
     *("teacher_weight", "teacher_temperature", "teacher_passages", "teacher_candidates", "teacher_share"),
     *("teacher_marks", "teacher_rounds", "teacher_output"),
 )
 _ARRAYS = ("train", "passages", "disagreement")
 # Entries of a report that go into a subset's manifest, which contains no times.
-_WHO, _COST = ("model", "teachers", "earlier", "file"), ("parameters", "tokens", "flops")
+_IDENTITY, _COST = ("model", "teachers", "earlier", "file"), ("parameters", "tokens", "flops")
 
 
 def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableTeacher | None:
@@ -92,10 +92,10 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
         return None
     if name == LINEAR:
         return LinearTeacher(task)
-    if files := [one for one in args.teacher if Path(one).is_file()]:
+    if files := [path for path in args.teacher if Path(path).is_file()]:
         return _open_table(task, args, files[0], mapping)
-    if gone := [one for one in args.teacher if suffix_of(Path(one)) in BUILDERS and not Path(one).exists()]:
-        raise ArgumentsError(f"teacher {gone[0]}: this file does not exist. Pass the path of a file with answers.")
+    if missing := [path for path in args.teacher if suffix_of(Path(path)) in BUILDERS and not Path(path).exists()]:
+        raise ArgumentsError(f"teacher {missing[0]}: this file does not exist. Pass the path of a file with answers.")
     return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE})
 
 
@@ -150,12 +150,12 @@ def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
             )
     if not args.taught or (has_passages and not task.has_pairs):
         return
-    why = "for pairs of texts" if has_passages else "without a subset"
+    reason = "for pairs of texts" if has_passages else "without a subset"
     for name, default, conditions in conditions_of(args.__class__):
         value = getattr(args, name)
-        of_passages = WITHOUT_PASSAGES in conditions or (name == "teacher_passages" and value != 0)
-        if of_passages and value != default:
-            raise ArgumentsError(f"{name} {value} has no effect {why}: it applies to a teacher's passages. Remove it.")
+        is_passage_option = WITHOUT_PASSAGES in conditions or (name == "teacher_passages" and value != 0)
+        if is_passage_option and value != default:
+            raise ArgumentsError(f"{name} {value} has no effect {reason}: it applies to a teacher's passages. Remove it.")
 
 
 def digest_teacher(teacher: LinearTeacher | ModelTeacher | TableTeacher | None) -> str | None:
@@ -188,12 +188,12 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
         return None
     rank, processes = rank_and_size()
     passages = asked_passages(task, passages, args)
-    ends = _ends(task, passages, args)
-    answers = _answers(teacher, task, passages, ends, args)
-    made = broadcast_decision(answers and _made(task, passages, ends, args, answers, teacher.about), processes)
+    ends = _passage_ends(task, passages, args)
+    answers = _get_answers(teacher, task, passages, ends, args)
+    result = broadcast_decision(answers and _create_teacher(task, passages, ends, args, answers, teacher.about), processes)
     if rank == 0:
-        _say(made.report)
-    return made
+        _log_report(result.report)
+    return result
 
 
 def asked_passages(task: Task, passages: Dataset | None, args: Any) -> Dataset | None:
@@ -211,7 +211,7 @@ def asked_passages(task: Task, passages: Dataset | None, args: Any) -> Dataset |
     if not args.teacher_marks:
         return passages
     rank, processes = rank_and_size()
-    return broadcast_decision(rank == 0 and _marked(task, passages, args), processes)
+    return broadcast_decision(rank == 0 and _mark_sentences(task, passages, args), processes)
 
 
 def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> PassageScores:
@@ -232,12 +232,12 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
     check_subset(subset)
     teacher = open_teacher(task, args)
     if teacher is None or task.has_pairs:
-        why = (
+        reason = (
             f"received {' '.join(args.teacher)}"
             if teacher is None
             else f"no teacher answers for passages with pairs of texts, as {task.name} has"
         )
-        raise ArgumentsError(f"Selection by {method} needs a --teacher that answers for passages; {why}.")
+        raise ArgumentsError(f"Selection by {method} needs a --teacher that answers for passages; {reason}.")
     if method == "disagreement":
         if not isinstance(teacher, ModelTeacher) or len(teacher.models) < 2:
             raise ArgumentsError(
@@ -246,53 +246,53 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
             )
         if args.teacher_trust != "confidence":
             raise ArgumentsError("teacher_trust has no effect on disagreement. Remove it.")
-    own = {entry.name: entry.default for entry in fields(args) if entry.name in _OF_TRAINING}
-    idle = [f"{name} {value}" for name, default in own.items() if (value := getattr(args, name)) != default]
-    if idle := [*idle, *training_options(args)]:
-        logger.warning("With method %s these options have no effect: %s.", method, ", ".join(idle))
-    ends = _ends(task, subset.dataset, args)
-    answers, scores = _answers(teacher, task, subset.dataset, ends, args), None
+    defaults = {field.name: field.default for field in fields(args) if field.name in _TRAINING_ONLY}
+    ignored = [f"{name} {value}" for name, default in defaults.items() if (value := getattr(args, name)) != default]
+    if ignored := [*ignored, *training_options(args)]:
+        logger.warning("With method %s these options have no effect: %s.", method, ", ".join(ignored))
+    ends = _passage_ends(task, subset.dataset, args)
+    answers, scores = _get_answers(teacher, task, subset.dataset, ends, args), None
     if answers is not None:
-        said = answers.passages
-        values = answers.disagreement if method == "disagreement" else certainty(said, args.teacher_trust)
-        values = np.where(said.sum(1) > 0, values, np.nan)
+        probabilities = answers.passages
+        values = answers.disagreement if method == "disagreement" else certainty(probabilities, args.teacher_trust)
+        values = np.where(probabilities.sum(1) > 0, values, np.nan)
         report = {**teacher.about, **answers.report}
-        about: dict[str, Any] = {"teacher": {name: report[name] for name in (*_WHO, *_COST) if name in report}}
-        about |= {"trust": args.teacher_trust} if method == "confidence" else {}
-        about |= {"passage_length": "task"} if args.teacher_passage_length == "task" else {}
-        scores = PassageScores(values, said.argmax(1), about)
+        description: dict[str, Any] = {"teacher": {name: report[name] for name in (*_IDENTITY, *_COST) if name in report}}
+        description |= {"trust": args.teacher_trust} if method == "confidence" else {}
+        description |= {"passage_length": "task"} if args.teacher_passage_length == "task" else {}
+        scores = PassageScores(values, probabilities.argmax(1), description)
         marks = marks_without_passages(task.train["text"], subset.dataset["text"])
-        _say({**report, "marks_without_passages": marks})
+        _log_report({**report, "marks_without_passages": marks})
     return broadcast_decision(scores, rank_and_size()[1])
 
 
-def _answers(
+def _get_answers(
     teacher: LinearTeacher | ModelTeacher | TableTeacher, task: Task, passages: Dataset | None, ends: np.ndarray, args: Any
 ) -> Answers | None:
     """Return the teacher's answers, from the cache or by asking it with all processes; None on all but the first process."""
     rank, processes = rank_and_size()
-    folder = cache_folder() / f"teacher-{_key(teacher.digest, task, passages, ends)}"
-    parts = folder.with_name(f"{folder.name}.parts")
+    folder = cache_folder() / f"teacher-{_cache_key(teacher.digest, task, passages, ends)}"
+    chunk_folder = folder.with_name(f"{folder.name}.parts")
     if broadcast_decision(rank == 0 and seal_problem(folder, ANSWERS, REPORT) is not None, processes):
-        begun, answers = time.monotonic(), None
+        start_time, answers = time.monotonic(), None
         if isinstance(teacher, ModelTeacher):
             if uses_fsdp(args):
                 raise ArgumentsError(
                     "A teacher that is a model does not work with FSDP. First run the same command in one process until "
                     "training starts: the teacher's answers are saved in the cache."
                 )
-            answers = teacher(task, None if passages is None else shortened(passages, ends), parts)
+            answers = teacher(task, None if passages is None else shortened(passages, ends), chunk_folder)
         elif rank == 0:
             answers = teacher(task, None if passages is None else shortened(passages, ends))
         if rank == 0:
             assert answers is not None
-            answers.report.setdefault("seconds", round(time.monotonic() - begun, 1))
+            answers.report.setdefault("seconds", round(time.monotonic() - start_time, 1))
             keep_sealed(folder, partial(_write, answers), ANSWERS, REPORT)
-            shutil.rmtree(parts, ignore_errors=True)
+            shutil.rmtree(chunk_folder, ignore_errors=True)
     return _read(folder) if rank == 0 else None
 
 
-def _say(report: Mapping[str, Any]) -> None:
+def _log_report(report: Mapping[str, Any]) -> None:
     logger.info("The teacher: %s", described(report))
     for warning in doubts(report):
         logger.warning(warning)
@@ -304,17 +304,17 @@ def answered_subset(subset: Subset, teacher: Teacher, label_names: Sequence[str]
     The manifest then describes the teacher and names the classes of these probabilities.
     """
     answers: list[list[float] | None] = [None] * len(subset)
-    for row, said in zip(teacher.rows.tolist(), teacher.passages.tolist(), strict=True):
-        answers[row] = said
+    for row, probabilities in zip(teacher.rows.tolist(), teacher.passages.tolist(), strict=True):
+        answers[row] = probabilities
     rows = subset.dataset
     rows = rows.remove_columns("teacher_probs") if "teacher_probs" in rows.column_names else rows
-    about: dict[str, Any] = {name: teacher.report[name] for name in (*_WHO, "passages") if name in teacher.report}
-    cut = int(sum(end < len(text) for end, text in zip(teacher.ends, rows.select(teacher.rows)["text"], strict=True)))
-    manifest = {**subset.manifest, "teacher": {**about, "label_names": list(label_names), "cut_passages": cut}}
+    description: dict[str, Any] = {name: teacher.report[name] for name in (*_IDENTITY, "passages") if name in teacher.report}
+    num_cut = int(sum(end < len(text) for end, text in zip(teacher.ends, rows.select(teacher.rows)["text"], strict=True)))
+    manifest = {**subset.manifest, "teacher": {**description, "label_names": list(label_names), "cut_passages": num_cut}}
     return Subset(rows.add_column("teacher_probs", answers, feature=List(Value("float32"))), manifest)
 
 
-def _marked(task: Task, passages: Dataset, args: Any) -> Dataset:
+def _mark_sentences(task: Task, passages: Dataset, args: Any) -> Dataset:
     """Return marked sentences of passages, see `asked_passages`."""
     phrases = MarkedPhrases(task.train["text"][:], read_marks(args.teacher_marks))
     texts = phrases.texts_of(progress(passages["text"], "Marking sentences", " passages"))
@@ -326,7 +326,7 @@ def _marked(task: Task, passages: Dataset, args: Any) -> Dataset:
     return Dataset.from_dict({"text": texts})
 
 
-def _ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray:
+def _passage_ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray:
     """Return the number of characters of each passage, int64 [M], that teacher and student see."""
     if passages is None:
         return np.zeros(0, dtype=np.int64)
@@ -335,7 +335,7 @@ def _ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray:
     return np.array([len(text) for text in passages["text"]], dtype=np.int64)
 
 
-def _key(digest: str, task: Task, passages: Dataset | None, ends: np.ndarray) -> str:
+def _cache_key(digest: str, task: Task, passages: Dataset | None, ends: np.ndarray) -> str:
     """Return a digest of everything that the answers depend on."""
     key = xxhash.xxh3_128(json.dumps([_FORMAT, digest, task.kind, list(task.label_names)]).encode())
     splits = [task.train, task.validation, *([] if passages is None else [passages])]
@@ -347,73 +347,76 @@ def _key(digest: str, task: Task, passages: Dataset | None, ends: np.ndarray) ->
     return key.hexdigest()
 
 
-def _made(
+def _create_teacher(
     task: Task, passages: Dataset | None, ends: np.ndarray, args: Any, answers: Answers, about: Mapping[str, Any]
 ) -> Teacher:
-    train, said = answers.train, answers.passages
+    train, passage_answers = answers.train, answers.passages
     report: dict[str, Any] = {**about, **answers.report}
     texts, rows = passages["text"][:] if passages is not None else [], np.zeros(0, dtype=np.int64)
     if task.kind == "regression":
-        rows = np.flatnonzero(np.isfinite(said[:, 0]))[: args.teacher_passages]
+        rows = np.flatnonzero(np.isfinite(passage_answers[:, 0]))[: args.teacher_passages]
         if passages is not None:
             report["passages"] = len(rows)
     else:
         labels, classes = np.asarray(task.train["label"][:]), task.num_labels
         shares = np.bincount(labels, minlength=classes) / len(labels)
-        train = corrected(train, labels)
+        train = replace_wrong_answers(train, labels)
         if passages is not None:
-            rows = most_certain(said, shares, args.teacher_passages, args.teacher_trust)
-            report |= _of_passages(task, texts, ends, said, rows, shares, args.teacher_trust)
-    chosen, marked = said[rows].astype(np.float32), None
+            rows = most_certain(passage_answers, shares, args.teacher_passages, args.teacher_trust)
+            report |= _describe_passages(task, texts, ends, passage_answers, rows, shares, args.teacher_trust)
+    selected, marked_texts = passage_answers[rows].astype(np.float32), None
     if passages is not None and args.teacher_marks:
         report |= {"marks": args.teacher_marks, "marked_sentences": len(passages)}
-        marked = passages.select(rows)["text"][:]
-    return Teacher(train.astype(np.float32), rows, ends[rows], chosen, report, marked)
+        marked_texts = passages.select(rows)["text"][:]
+    return Teacher(train.astype(np.float32), rows, ends[rows], selected, report, marked_texts)
 
 
-def _of_passages(
+def _describe_passages(
     task: Task,
     texts: Sequence[str],
     ends: np.ndarray,
-    said: np.ndarray,
+    probabilities: np.ndarray,
     rows: np.ndarray,
     shares: np.ndarray,
     trust: str,
 ) -> dict[str, Any]:
     """Return the entries of the report about passages."""
-    names, answered = task.label_names, said.sum(1) > 0
-    guessed, certain = said.argmax(1), certainty(said, trust)
+    names, answered = task.label_names, probabilities.sum(1) > 0
+    predictions, certainties = probabilities.argmax(1), certainty(probabilities, trust)
 
-    def by_class(of: np.ndarray) -> dict[str, int]:
-        return dict(zip(names, np.bincount(guessed[of], minlength=len(names)).tolist(), strict=True))
+    def count_by_class(indices: np.ndarray) -> dict[str, int]:
+        return dict(zip(names, np.bincount(predictions[indices], minlength=len(names)).tolist(), strict=True))
 
-    chosen, examples = np.isin(np.arange(len(said)), rows), {}
+    is_selected, examples = np.isin(np.arange(len(probabilities)), rows), {}
     for label, name in enumerate(names):
-        of = np.flatnonzero((guessed == label) & answered)
-        of = of[np.argsort(-certain[of], kind="stable")]
-        shown = [*of[:EXAMPLES], *of[EXAMPLES:][-1:]]  # The most certain ones, and the least certain one.
+        indices = np.flatnonzero((predictions == label) & answered)
+        indices = indices[np.argsort(-certainties[indices], kind="stable")]
+        # The most certain ones, and the least certain one.
+        example_rows = [*indices[:NUM_EXAMPLES], *indices[NUM_EXAMPLES:][-1:]]
         examples[name] = [
             {
-                "text": texts[row][: ends[row]][:SHOWN],
-                "probability": round(float(said[row, label]), 4),
-                "taught": bool(chosen[row]),
+                "text": texts[row][: ends[row]][:EXAMPLE_LENGTH],
+                "probability": round(float(probabilities[row, label]), 4),
+                "taught": bool(is_selected[row]),
             }
-            for row in shown
+            for row in example_rows
         ]
-    confidence = np.histogram(said[answered].max(1), bins=10, range=(0, 1))[0].tolist() if answered.any() else [0] * 10
+    confidence = (
+        np.histogram(probabilities[answered].max(1), bins=10, range=(0, 1))[0].tolist() if answered.any() else [0] * 10
+    )
     return {
         "passages": len(rows),
-        "passages_by_class": by_class(rows),
-        "subset_by_class": by_class(np.flatnonzero(answered)),
+        "passages_by_class": count_by_class(rows),
+        "subset_by_class": count_by_class(np.flatnonzero(answered)),
         "class_shares": dict(zip(names, shares.round(4).tolist(), strict=True)),
-        "mean_confidence": round(float(said[rows].max(1).mean()), 4) if len(rows) else None,
+        "mean_confidence": round(float(probabilities[rows].max(1).mean()), 4) if len(rows) else None,
         "confidence_by_tenth": confidence,
         "marks_without_passages": marks_without_passages(task.train["text"], texts),
         "examples": examples,
     }
 
 
-def corrected(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def replace_wrong_answers(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Replace rows of probabilities, float [N, C], in which the label is not the most probable class, by one-hot labels."""
     wrong = (probabilities.argmax(1) != labels) & (probabilities.sum(1) > 0)
     return np.where(wrong[:, None], np.eye(probabilities.shape[1])[labels], probabilities)
@@ -425,6 +428,6 @@ def _write(answers: Answers, folder: Path) -> None:
 
 
 def _read(folder: Path) -> Answers:
-    with np.load(folder / ANSWERS) as kept:
-        arrays = {name: kept[name] for name in _ARRAYS}
+    with np.load(folder / ANSWERS) as file:
+        arrays = {name: file[name] for name in _ARRAYS}
     return Answers(**arrays, report=json.loads((folder / REPORT).read_text(encoding="utf-8")))

@@ -19,7 +19,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.utils.texts import UNSPACED_SET
 
 # A mark that is reported occurs in more than the first share of the task's texts, and less than the second of passages.
-OFTEN, HARDLY = 0.5, 0.01
+FREQUENT_SHARE, RARE_SHARE = 0.5, 0.01
 _MARK = re.compile(r"([^\w\s])\1+|</?\w+>|\[/?\w+\]|[@$#]\w+[@$#]")
 # Unlike the one in `corpora.passages`, this does not split at abbreviations, so that no half sentences are used.
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?![a-z\s])|(?<=[。！？])")
@@ -27,10 +27,10 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?![a-z\s])|(?<=[。！？])")
 _UNSPACED = UNSPACED_SET + "\uac00-\ud7af"
 _TOKEN = re.compile(rf"[^\W{_UNSPACED}]+|\w|[^\w\s]")
 # Maximum number of texts built from a sentence, and of ways to mark it that are considered.
-PER_SENTENCE, WAYS = 2, 1000
+MAX_PER_SENTENCE, MAX_WAYS = 2, 1000
 # A phrase is searched in passages if it is marked in at least this share of the task's sentences that contain it. Others,
 # such as pronouns, are part of a relation only by chance.
-LEAST_MARKED = 0.5
+MIN_MARKED_SHARE = 0.5
 # Share of the task's shortest, and of its longest texts, which are ignored for the range of lengths of sentences.
 OUTLIERS = 0.02
 
@@ -42,15 +42,15 @@ def marks_without_passages(texts: Sequence[str], passages: Sequence[str]) -> lis
 
     If the label depends on such a mark, as with marked entities, the teacher cannot label a passage.
     """
-    counts = Counter(mark for text in texts for mark in _marks(text))
-    often = {mark for mark, count in counts.items() if count > OFTEN * len(texts)}
-    there = Counter(mark for text in passages for mark in _marks(text) & often) if often else Counter()
-    return sorted(mark for mark in often if there[mark] < HARDLY * len(passages))
+    counts = Counter(mark for text in texts for mark in _find_marks(text))
+    frequent = {mark for mark, count in counts.items() if count > FREQUENT_SHARE * len(texts)}
+    passage_counts = Counter(mark for text in passages for mark in _find_marks(text) & frequent) if frequent else Counter()
+    return sorted(mark for mark in frequent if passage_counts[mark] < RARE_SHARE * len(passages))
 
 
-def _marks(text: str) -> set[str]:
+def _find_marks(text: str) -> set[str]:
     """Find marks of entities in a text: <<, [[ and other repeated characters, <e1>, [E1], @GENE$."""
-    return {found[0] for found in _MARK.finditer(text)}
+    return {match[0] for match in _MARK.finditer(text)}
 
 
 def read_marks(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -82,76 +82,79 @@ class MarkedPhrases:
     def __init__(self, texts: Sequence[str], pairs: Sequence[tuple[str, str]]):
         self.pairs = list(pairs)
         # The longest first, so that << is not matched as < twice.
-        self.mark = re.compile("|".join(map(re.escape, sorted({mark for pair in pairs for mark in pair}, key=len)[::-1])))
+        self.mark_pattern = re.compile(
+            "|".join(map(re.escape, sorted({mark for pair in pairs for mark in pair}, key=len)[::-1]))
+        )
         # Sentence without marks -> (phrase, kind) of all phrases that any text with this sentence marks.
         sentences: dict[Phrase, set[tuple[Phrase, int]]] = defaultdict(set)
-        spaced = [Counter[bool]() for _ in pairs]
+        space_counts = [Counter[bool]() for _ in pairs]
         for text in texts:
-            marked = sentences[self._unmarked(text)]
-            for kind, words in self._between_marks(text):
-                spaced[kind][words[:1] == " "] += 1
-                if phrase := self._unmarked(words):
+            marked = sentences[self._tokenize_unmarked(text)]
+            for kind, words in self._find_marked_texts(text):
+                space_counts[kind][words[:1] == " "] += 1
+                if phrase := self._tokenize_unmarked(words):
                     marked.add((phrase, kind))
-        if none := [pair for pair, counts in zip(pairs, spaced, strict=True) if not counts]:
+        if missing := [pair for pair, counts in zip(pairs, space_counts, strict=True) if not counts]:
             raise ArgumentsError(
-                f"teacher_marks: no training text has a phrase between {none[0][0]} and {none[0][1]}. Give the marks that "
-                "the task's texts have."
+                f"teacher_marks: no training text has a phrase between {missing[0][0]} and {missing[0][1]}. Give the marks "
+                "that the task's texts have."
             )
-        self.spaces = [" " if counts[True] >= counts[False] else "" for counts in spaced]
-        self.kinds = _worth_finding(sentences)
-        self.longest: dict[str, int] = {}  # First token -> length in tokens of the longest phrase that begins with it.
+        self.spaces = [" " if counts[True] >= counts[False] else "" for counts in space_counts]
+        self.kinds = _select_phrases(sentences)
+        # First token -> length in tokens of the longest phrase that begins with it.
+        self.max_phrase_lengths: dict[str, int] = {}
         for phrase in self.kinds:
-            self.longest[phrase[0]] = max(self.longest.get(phrase[0], 0), len(phrase))
-        lengths = [len(self.mark.sub("", text)) for text in texts]
-        self.shortest, self.most = np.quantile(lengths, [OUTLIERS, 1 - OUTLIERS])
+            self.max_phrase_lengths[phrase[0]] = max(self.max_phrase_lengths.get(phrase[0], 0), len(phrase))
+        lengths = [len(self.mark_pattern.sub("", text)) for text in texts]
+        self.min_length, self.max_length = np.quantile(lengths, [OUTLIERS, 1 - OUTLIERS])
 
     def texts_of(self, passages: Iterable[str]) -> list[str]:
         """Return the sentences of passages that contain a phrase of every kind, with marks added; without duplicates.
 
-        Each sentence is marked in at most `PER_SENTENCE` ways, which depend only on the sentence. Sentences that are shorter
-        or longer than texts of the task are skipped.
+        Each sentence is marked in at most `MAX_PER_SENTENCE` ways, which depend only on the sentence. Sentences that are
+        shorter or longer than texts of the task are skipped.
         """
-        made: dict[str, None] = {}
+        texts: dict[str, None] = {}
         for passage in passages:
             for sentence in _SENTENCE_END.split(passage):
-                if self.shortest <= len(sentence) <= self.most:
-                    made |= dict.fromkeys(self._marked(sentence))
-        return list(made)
+                if self.min_length <= len(sentence) <= self.max_length:
+                    texts |= dict.fromkeys(self._mark_sentence(sentence))
+        return list(texts)
 
-    def _unmarked(self, text: str) -> Phrase:
-        return tuple(token.lower() for token in _TOKEN.findall(self.mark.sub(" ", text)))
+    def _tokenize_unmarked(self, text: str) -> Phrase:
+        return tuple(token.lower() for token in _TOKEN.findall(self.mark_pattern.sub(" ", text)))
 
-    def _between_marks(self, text: str) -> Iterator[tuple[int, str]]:
+    def _find_marked_texts(self, text: str) -> Iterator[tuple[int, str]]:
         """Yield (kind, text between its marks) for all marked phrases, including nested ones."""
-        begun: dict[int, int] = {}
-        for found in self.mark.finditer(text):
-            kind, pair = next((kind, pair) for kind, pair in enumerate(self.pairs) if found[0] in pair)
-            if kind in begun and found[0] == pair[1]:
-                yield kind, text[begun.pop(kind) : found.start()]
-            elif found[0] == pair[0]:
-                begun.setdefault(kind, found.end())
+        starts: dict[int, int] = {}
+        for match in self.mark_pattern.finditer(text):
+            kind, pair = next((kind, pair) for kind, pair in enumerate(self.pairs) if match[0] in pair)
+            if kind in starts and match[0] == pair[1]:
+                yield kind, text[starts.pop(kind) : match.start()]
+            elif match[0] == pair[0]:
+                starts.setdefault(kind, match.end())
 
-    def _marked(self, sentence: str) -> Iterator[str]:
-        there = list(self._phrases(sentence))
-        of_kind = [[place for place in there if kind in self.kinds[place[0]]] for kind in range(len(self.pairs))]
-        ways = [way for way in islice(product(*of_kind), WAYS) if len({phrase for phrase, *_ in way}) == len(way)]
+    def _mark_sentence(self, sentence: str) -> Iterator[str]:
+        spans = list(self._find_phrases(sentence))
+        spans_of_kind = [[span for span in spans if kind in self.kinds[span[0]]] for kind in range(len(self.pairs))]
+        ways = [way for way in islice(product(*spans_of_kind), MAX_WAYS) if len({phrase for phrase, *_ in way}) == len(way)]
         if not ways:
             return
-        chosen = random.Random(xxhash.xxh3_64_intdigest(sentence.encode("utf-8", "surrogatepass")))
-        for way in chosen.sample(ways, min(PER_SENTENCE, len(ways))):
+        generator = random.Random(xxhash.xxh3_64_intdigest(sentence.encode("utf-8", "surrogatepass")))
+        for way in generator.sample(ways, min(MAX_PER_SENTENCE, len(ways))):
             text = sentence
             for (_, start, end), (before, behind), space in sorted(
-                zip(way, self.pairs, self.spaces, strict=True), key=lambda one: -one[0][1]
+                zip(way, self.pairs, self.spaces, strict=True), key=lambda entry: -entry[0][1]
             ):
                 text = f"{text[:start]}{before}{space}{text[start:end]}{space}{behind}{text[end:]}"
             yield text
 
-    def _phrases(self, sentence: str) -> Iterator[tuple[Phrase, int, int]]:
+    def _find_phrases(self, sentence: str) -> Iterator[tuple[Phrase, int, int]]:
         """Yield (phrase, start, end) from left to right; of overlapping phrases the first, and of those the longest."""
         tokens = [(match[0].lower(), match.start(), match.end()) for match in _TOKEN.finditer(sentence)]
         position = 0
         while position < len(tokens):
-            for size in range(min(self.longest.get(tokens[position][0], 0), len(tokens) - position), 0, -1):
+            for size in range(min(self.max_phrase_lengths.get(tokens[position][0], 0), len(tokens) - position), 0, -1):
                 phrase = tuple(token for token, *_ in tokens[position : position + size])
                 if phrase in self.kinds:
                     yield phrase, tokens[position][1], tokens[position + size - 1][2]
@@ -161,16 +164,20 @@ class MarkedPhrases:
                 position += 1
 
 
-def _worth_finding(sentences: dict[Phrase, set[tuple[Phrase, int]]]) -> dict[Phrase, set[int]]:
+def _select_phrases(sentences: dict[Phrase, set[tuple[Phrase, int]]]) -> dict[Phrase, set[int]]:
     """Return phrase -> kinds that it is marked as, for phrases that are marked in most sentences that contain them."""
     kinds: dict[Phrase, set[int]] = defaultdict(set)
-    marked, there = Counter[Phrase](), Counter[Phrase]()
+    marked, occurrences = Counter[Phrase](), Counter[Phrase]()
     for phrases in sentences.values():
         for phrase, kind in phrases:
             kinds[phrase].add(kind)
         marked.update({phrase for phrase, _ in phrases})
     sizes = sorted({len(phrase) for phrase in kinds})
     for tokens in sentences:
-        parts = {tokens[start : start + size] for size in sizes for start in range(len(tokens) - size + 1)}
-        there.update(parts & kinds.keys())
-    return {phrase: of for phrase, of in kinds.items() if marked[phrase] >= LEAST_MARKED * there[phrase]}
+        ngrams = {tokens[start : start + size] for size in sizes for start in range(len(tokens) - size + 1)}
+        occurrences.update(ngrams & kinds.keys())
+    return {
+        phrase: phrase_kinds
+        for phrase, phrase_kinds in kinds.items()
+        if marked[phrase] >= MIN_MARKED_SHARE * occurrences[phrase]
+    }

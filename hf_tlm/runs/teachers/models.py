@@ -40,7 +40,7 @@ from hf_tlm.runs.averaging import shown_member
 from hf_tlm.runs.linear import by_character, tfidf
 from hf_tlm.runs.prediction import Predictor, open_predictor
 from hf_tlm.runs.prediction_source import Source, find_source
-from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, entropy, held_out, progress
+from hf_tlm.runs.teachers.answers import MIN_PROBABILITY, Answers, class_matrix, entropy, held_out_report, progress
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import columns_of_texts
 from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE, run_of
@@ -93,82 +93,97 @@ class ModelTeacher:
 
     def __init__(self, task: Task, names: Sequence[str], mapping: Mapping[str, str], options: Mapping[str, Any]):
         self.options = dict(options)
-        self.models = [_opened(task, name, mapping) for name in names]
-        shown = [shown_member(name) for name in names]
+        self.models = [_open_model(task, name, mapping) for name in names]
+        display_names = [shown_member(name) for name in names]
         self.about: dict[str, Any] = {
-            "model": shown[0] if len(shown) == 1 else f"the average of {len(shown)} models ({', '.join(shown)})",
-            "teachers": [_described(one) for one in self.models],
+            "model": display_names[0]
+            if len(display_names) == 1
+            else f"the average of {len(display_names)} models ({', '.join(display_names)})",
+            "teachers": [_describe_model(model) for model in self.models],
         }
-        costs, earlier = _trained(self.models)
+        costs, earlier = _training_costs(self.models)
         if all(costs):
             self.about["training"] = {name: sum(cost[name] for cost in costs) for name in ("flops", "seconds")}
         if earlier:
             self.about["earlier"] = earlier
-        matrices = [None if one.matrix is None else one.matrix.tolist() for one in self.models]
-        self.digest = " ".join(one.digest for one in self.models) + json.dumps(matrices)
+        matrices = [None if model.matrix is None else model.matrix.tolist() for model in self.models]
+        self.digest = " ".join(model.digest for model in self.models) + json.dumps(matrices)
 
-    def __call__(self, task: Task, passages: Dataset | None, parts: Path) -> Answers:
+    def __call__(self, task: Task, passages: Dataset | None, chunk_folder: Path) -> Answers:
         """Return the teacher's answers; those for the validation texts measure its quality. All processes must call this.
 
         Args:
-            parts: folder for finished chunks, from which an interrupted call resumes.
+            chunk_folder: folder for finished chunks, from which an interrupted call resumes.
         """
         splits = {"validation texts": task.validation, "training texts": task.train}
         if passages is not None:
             splits["passages"] = passages.select_columns(["text"])
         width = max(1, task.num_labels)
-        said = {"passages": np.zeros((0, width)), **{name: np.zeros((len(rows), width)) for name, rows in splits.items()}}
-        own_entropy = np.zeros(len(said["passages"]))
+        averages = {
+            "passages": np.zeros((0, width)),
+            **{name: np.zeros((len(rows), width)) for name, rows in splits.items()},
+        }
+        mean_entropy = np.zeros(len(averages["passages"]))
         tokens, parameters, flops, seconds, rank = 0, 0, 0.0, 0.0, rank_and_size()[0]
-        for number, one in enumerate(self.models, 1):
-            with open_predictor(one.source, **self.options) as predictor:
+        for model_number, model in enumerate(self.models, 1):
+            with open_predictor(model.source, **self.options) as predictor:
                 for name, rows in splits.items():
-                    of = f" {number} of {len(self.models)}" if len(self.models) > 1 else ""
-                    part = parts / f"{number}-{name.replace(' ', '-')}"
-                    answers, read, took = _asked(predictor, one, rows, part, f"Asking the teacher{of} about {name}")
-                    said[name] += answers / len(self.models)
-                    if name == "passages" and rank == 0 and one.matrix is not None:
-                        own_entropy += entropy(answers) / len(self.models)
-                    tokens, seconds, flops = tokens + read, seconds + took, flops + 2.0 * read * predictor.parameters
+                    counter = f" {model_number} of {len(self.models)}" if len(self.models) > 1 else ""
+                    chunk_prefix = chunk_folder / f"{model_number}-{name.replace(' ', '-')}"
+                    answers, num_tokens, elapsed = _ask_model(
+                        predictor, model, rows, chunk_prefix, f"Asking the teacher{counter} about {name}"
+                    )
+                    averages[name] += answers / len(self.models)
+                    if name == "passages" and rank == 0 and model.matrix is not None:
+                        mean_entropy += entropy(answers) / len(self.models)
+                    tokens, seconds, flops = (
+                        tokens + num_tokens,
+                        seconds + elapsed,
+                        flops + 2.0 * num_tokens * predictor.parameters,
+                    )
                 parameters += predictor.parameters
             # The predictor's precision is global state of the process, and the run's own may differ.
             AcceleratorState._reset_state()
         report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops, "seconds": round(seconds, 3)}
-        apart = own_entropy
+        disagreement = mean_entropy
         if task.kind == "classification":
-            report |= held_out("validation texts", said["validation texts"], np.asarray(task.validation["label"][:]))
+            report |= held_out_report(
+                "validation texts", averages["validation texts"], np.asarray(task.validation["label"][:])
+            )
             # The mean divergence from the average is the entropy of the average minus the mean entropy.
-            apart = np.maximum(entropy(said["passages"]) - own_entropy, 0.0)
-        return Answers(said["training texts"], said["passages"], report, apart)
+            disagreement = np.maximum(entropy(averages["passages"]) - mean_entropy, 0.0)
+        return Answers(averages["training texts"], averages["passages"], report, disagreement)
 
 
-def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
-    source, shown = find_source(name), shown_member(name)
+def _open_model(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
+    source, display_name = find_source(name), shown_member(name)
     if source.linear:
         raise ArgumentsError(
-            f"The teacher {shown} is a linear model that has seen all training texts and is overconfident on them. Pass "
-            "--teacher linear, which answers for each text with a model that has not seen it."
+            f"The teacher {display_name} is a linear model that has seen all training texts and is overconfident on them. "
+            "Pass --teacher linear, which answers for each text with a model that has not seen it."
         )
     if source.spec.kind != task.kind:
-        raise ArgumentsError(f"The teacher {shown} is for {source.spec.kind} tasks, and {task.name} is a {task.kind} task.")
+        raise ArgumentsError(
+            f"The teacher {display_name} is for {source.spec.kind} tasks, and {task.name} is a {task.kind} task."
+        )
     if not source.stock and task.has_pairs != (len(source.spec.text_columns) == 2):
-        was, here = ("single texts", "pairs") if task.has_pairs else ("pairs of texts", "single texts")
-        raise ArgumentsError(f"The teacher {shown} was trained on {was}, but this task has {here}.")
-    folders = [source.folder, *_base(source.folder)]
+        trained_on, task_rows = ("single texts", "pairs") if task.has_pairs else ("pairs of texts", "single texts")
+        raise ArgumentsError(f"The teacher {display_name} was trained on {trained_on}, but this task has {task_rows}.")
+    folders = [source.folder, *_base_folders(source.folder)]
     for folder in folders:
         if not any((folder / weights).is_file() for weights in _SAFE_WEIGHTS[(folder / ADAPTER_FILE).is_file()]):
-            whose = f"The teacher {shown}" if folder == source.folder else f"The base of the adapter {shown}"
+            subject = f"The teacher {display_name}" if folder == source.folder else f"The base of the adapter {display_name}"
             raise ArgumentsError(
-                f"{whose} has no weights in the safetensors format, which a teacher needs. Save it again with "
+                f"{subject} has no weights in the safetensors format, which a teacher needs. Save it again with "
                 "save_pretrained of a current version of transformers."
             )
     matrix = None
     if task.kind == "classification":
-        matrix = class_matrix(source.label_names, task.label_names, mapping, f"the teacher {shown}")
+        matrix = class_matrix(source.label_names, task.label_names, mapping, f"the teacher {display_name}")
     return _Model(name, source, matrix, " ".join(map(_digest, folders)))
 
 
-def _base(folder: Path) -> list[Path]:
+def _base_folders(folder: Path) -> list[Path]:
     """Return the folder of an adapter's base model in a list; an empty list if the folder contains no adapter."""
     if not (folder / ADAPTER_FILE).is_file():
         return []
@@ -185,46 +200,50 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _described(one: _Model) -> dict[str, Any]:
+def _describe_model(model: _Model) -> dict[str, Any]:
     """Return the facts about a teacher for a card: name, commit if it is on the Hub, licence if its card has one, digest."""
-    name, folder = shown_member(one.name), one.source.folder
+    name, folder = shown_member(model.name), model.source.folder
     revision: str | None = None
-    if (repo := find_repo(one.name, "model")) is not None and is_fetched(folder):
+    if (repo := find_repo(model.name, "model")) is not None and is_fetched(folder):
         name, revision = repo.id, folder.name
         folder = fetch(repo, allow_patterns=["README.md"])
     card, license = folder / "README.md", None
     if card.is_file():
         with card.open(encoding="utf-8", errors="replace") as file:
-            found = _LICENSE.search(file.read(1 << 16))
-        license = found[1] if found else None
-    return {"name": name, "revision": revision, "license": license, "digest": one.digest}
+            match = _LICENSE.search(file.read(1 << 16))
+        license = match[1] if match else None
+    return {"name": name, "revision": revision, "license": license, "digest": model.digest}
 
 
-def _trained(models: Sequence[_Model]) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
+def _training_costs(models: Sequence[_Model]) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
     """Return FLOPs and seconds of the training of each model (empty if unknown), and their own teachers (see `lineage`).
 
     The cost of a run is that of all its seeds, or of one seed if the model is its folder `seed-<n>/model`; the cost of the
     run's own teacher is added, but only once per run.
     """
-    costs, earlier, homes = [], [], set()
-    for one in models:
-        folder, (home, run) = one.source.folder.resolve(), run_of(one.source.folder)
-        teacher, named = run.get("teacher") or {}, home != folder and Path(one.name).resolve() == folder
+    costs, earlier, run_folders = [], [], set()
+    for model in models:
+        folder, (run_folder, run) = model.source.folder.resolve(), run_of(model.source.folder)
+        teacher, is_seed_model = run.get("teacher") or {}, run_folder != folder and Path(model.name).resolve() == folder
         try:
-            seeds = [find_object(folder.parent / RESULTS_FILE) or {}] if named else run.get("seeds") or run.get("splits")
-            parts = run.get("rounds") or [seed["cost"] for seed in seeds or [run]]
-            cost = {name: float(sum(part[name] for part in parts)) for name in ("flops", "seconds")}
-            if home not in homes and "rounds" not in run:  # The costs of rounds already include their teachers.
+            seeds = (
+                [find_object(folder.parent / RESULTS_FILE) or {}] if is_seed_model else run.get("seeds") or run.get("splits")
+            )
+            cost_records = run.get("rounds") or [seed["cost"] for seed in seeds or [run]]
+            cost = {name: float(sum(cost_record[name] for cost_record in cost_records)) for name in ("flops", "seconds")}
+            if run_folder not in run_folders and "rounds" not in run:  # The costs of rounds already include their teachers.
                 cost = {name: value + teacher_cost(teacher, name) for name, value in cost.items()}
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             cost = {}  # A stock checkpoint, a run of an older version, or a record with invalid content.
         costs.append(cost if all(0 <= value < float("inf") for value in cost.values()) else {})
         earlier += [link for link in lineage(teacher) if link not in earlier]
-        homes.add(home)
+        run_folders.add(run_folder)
     return costs, earlier
 
 
-def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, description: str) -> tuple[np.ndarray, int, float]:
+def _ask_model(
+    predictor: Predictor, model: _Model, rows: Dataset, chunk_prefix: Path, description: str
+) -> tuple[np.ndarray, int, float]:
     """Return a model's answers in the task's classes, float64 [N, C], the number of tokens it read, and the seconds it took.
 
     Only the first process returns these, other processes return empty values. It writes each chunk to a file, and includes
@@ -232,46 +251,52 @@ def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, descrip
     """
     rank, processes = rank_and_size()
     starts = range(0, len(rows), CHUNK)
-    kept = {start: found for start in starts if (found := _kept(part, start)) is not None} if rank == 0 else {}
+    chunks = (
+        {start: saved for start in starts if (saved := _load_chunk(chunk_prefix, start)) is not None} if rank == 0 else {}
+    )
     # All processes must compute the same missing chunks, although only the first one knows the files.
-    missing = broadcast_decision([start for start in starts if start not in kept], processes)
+    missing = broadcast_decision([start for start in starts if start not in chunks], processes)
     for start in progress(missing, description, f" x {CHUNK} texts"):
         chunk = rows[start : start + CHUNK]
         texts = Dataset.from_dict({name: chunk[name] for name in columns_of_texts(rows)})
-        begun, before = time.monotonic(), predictor.tokens
+        start_time, tokens_before = time.monotonic(), predictor.tokens
         try:
             predictions = predictor(texts)
         except HfTlmError as error:
-            raise ArgumentsError(f"The teacher {shown_member(one.name)} cannot answer. {error}") from error
-        answers = _numbers(predictions, one)
-        kept[start] = answers, predictor.tokens - before, time.monotonic() - begun
+            raise ArgumentsError(f"The teacher {shown_member(model.name)} cannot answer. {error}") from error
+        answers = _convert_predictions(predictions, model)
+        chunks[start] = answers, predictor.tokens - tokens_before, time.monotonic() - start_time
         if rank == 0:
-            with atomic_file(part.with_name(f"{part.name}-{start}.npz")) as file:
-                np.savez(file, answers=answers, tokens=kept[start][1], seconds=kept[start][2])
+            with atomic_file(chunk_prefix.with_name(f"{chunk_prefix.name}-{start}.npz")) as file:
+                np.savez(file, answers=answers, tokens=chunks[start][1], seconds=chunks[start][2])
     if rank > 0 or not len(rows):
         return np.zeros(()), 0, 0.0
-    said, tokens, seconds = zip(*(kept[start] for start in starts), strict=True)
-    return np.concatenate(said), sum(tokens), sum(seconds)
+    all_answers, tokens, seconds = zip(*(chunks[start] for start in starts), strict=True)
+    return np.concatenate(all_answers), sum(tokens), sum(seconds)
 
 
-def _kept(part: Path, start: int) -> tuple[np.ndarray, int, float] | None:
+def _load_chunk(chunk_prefix: Path, start: int) -> tuple[np.ndarray, int, float] | None:
     try:
-        with np.load(part.with_name(f"{part.name}-{start}.npz"), allow_pickle=False) as kept:
-            return kept["answers"], int(kept["tokens"]), float(kept["seconds"])
+        with np.load(chunk_prefix.with_name(f"{chunk_prefix.name}-{start}.npz"), allow_pickle=False) as file:
+            return file["answers"], int(file["tokens"]), float(file["seconds"])
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, BadZipFile):
         return None  # The file is missing or truncated, so the chunk is computed again.
 
 
-def _numbers(predictions: Sequence[Mapping[str, Any]], one: _Model) -> np.ndarray:
-    if one.matrix is None:
-        said = np.array([[found["prediction"]] for found in predictions], dtype=np.float64)
+def _convert_predictions(predictions: Sequence[Mapping[str, Any]], model: _Model) -> np.ndarray:
+    if model.matrix is None:
+        answers = np.array([[prediction["prediction"]] for prediction in predictions], dtype=np.float64)
     else:
-        said = np.array([[found["probabilities"][name] for name in one.source.label_names] for found in predictions])
-        said = np.maximum(said @ one.matrix, LEAST)
-        said /= said.sum(1, keepdims=True)
-    if not np.isfinite(said).all():
-        raise ArgumentsError(f"The teacher {shown_member(one.name)} gives numbers that are not finite. Remove this teacher.")
-    return said
+        answers = np.array(
+            [[prediction["probabilities"][name] for name in model.source.label_names] for prediction in predictions]
+        )
+        answers = np.maximum(answers @ model.matrix, MIN_PROBABILITY)
+        answers /= answers.sum(1, keepdims=True)
+    if not np.isfinite(answers).all():
+        raise ArgumentsError(
+            f"The teacher {shown_member(model.name)} gives numbers that are not finite. Remove this teacher."
+        )
+    return answers
 
 
 class LinearTeacher:
@@ -313,38 +338,40 @@ class LinearTeacher:
                 "would take many times as long.",
                 *(task.name, classes, MOST_CLASSES_FOR_PAIRS),
             )
-        (n, c), tried = _choose(texts, labels, classes)
-        answers = np.full((len(texts), classes), LEAST)
+        (n, c), tried = _choose_settings(texts, labels, classes)
+        answers = np.full((len(texts), classes), MIN_PROBABILITY)
         for train, test in tqdm(folds, desc="Asking the teacher", unit=" folds"):
-            answers[test] = _fitted(n, c, [texts[i] for i in train], labels[train], classes)([texts[i] for i in test])
+            answers[test] = _fit_linear_model(n, c, [texts[i] for i in train], labels[train], classes)(
+                [texts[i] for i in test]
+            )
         report: dict[str, Any] = {"n_grams": n, "C": c, "settings_tried": tried}
         loss = round(_cross_entropy(answers, labels), 4)
-        report |= held_out("held-out training texts", answers, labels, held_out_cross_entropy=loss)
-        said = np.zeros((0, classes))
+        report |= held_out_report("held-out training texts", answers, labels, held_out_cross_entropy=loss)
+        passage_answers = np.zeros((0, classes))
         if passages is not None and len(passages):
-            model, rows = _fitted(n, c, texts, labels, classes), passages["text"]
+            model, rows = _fit_linear_model(n, c, texts, labels, classes), passages["text"]
             chunks = progress(range(0, len(rows), PASSAGES_TOGETHER), "Asking the teacher about passages", " chunks")
-            said = np.concatenate([model(rows[start : start + PASSAGES_TOGETHER]) for start in chunks])
-        return Answers(answers, said, report)
+            passage_answers = np.concatenate([model(rows[start : start + PASSAGES_TOGETHER]) for start in chunks])
+        return Answers(answers, passage_answers, report)
 
 
-def _fitted(
+def _fit_linear_model(
     n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int
 ) -> Callable[[Sequence[str]], np.ndarray]:
     """Fit a model to texts, and return it as a function: other texts -> probabilities, float64 [N, C]."""
     features = tfidf(n, characters=by_character(texts)).fit(texts)
     model = logistic_regression(features.transform(texts), labels, c, ITERATIONS)
-    return lambda others: _spread(model, features.transform(others), classes)
+    return lambda new_texts: _predict_all_classes(model, features.transform(new_texts), classes)
 
 
-def _spread(model: LogisticRegression, features: Any, classes: int) -> np.ndarray:
+def _predict_all_classes(model: LogisticRegression, features: Any, classes: int) -> np.ndarray:
     """Return probabilities of all classes, including those that the model has not seen, float64 [N, C]."""
-    found = np.full((features.shape[0], classes), LEAST)
-    found[:, model.classes_] = np.maximum(model.predict_proba(features), LEAST)
-    return found / found.sum(1, keepdims=True)
+    probabilities = np.full((features.shape[0], classes), MIN_PROBABILITY)
+    probabilities[:, model.classes_] = np.maximum(model.predict_proba(features), MIN_PROBABILITY)
+    return probabilities / probabilities.sum(1, keepdims=True)
 
 
-def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[int, float], int]:
+def _choose_settings(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[int, float], int]:
     """Choose (n, C) by the lowest cross-entropy on held-out texts; also return the number of pairs that were tried."""
     if len(texts) > MOST_TEXTS_FOR_CHOICE:
         sample = np.sort(np.random.default_rng(0).permutation(len(texts))[:MOST_TEXTS_FOR_CHOICE])
@@ -356,10 +383,12 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
     grid = list(product(n_grams, folds))
     for n, (train, test) in tqdm(grid, desc="Choosing the linear teacher", unit=" fits"):
         vectorizer = tfidf(n, characters=characters)
-        seen = vectorizer.fit_transform([texts[i] for i in train])
-        unseen = vectorizer.transform([texts[i] for i in test])
+        train_features = vectorizer.fit_transform([texts[i] for i in train])
+        test_features = vectorizer.transform([texts[i] for i in test])
         for c in C:
-            answers = _spread(logistic_regression(seen, labels[train], c, ITERATIONS), unseen, classes)
+            answers = _predict_all_classes(
+                logistic_regression(train_features, labels[train], c, ITERATIONS), test_features, classes
+            )
             losses[n, c] += _cross_entropy(answers, labels[test]) * len(test)
     return min(losses, key=lambda pair: losses[pair]), len(losses)
 
@@ -392,4 +421,4 @@ def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, n
 
 
 def _cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], LEAST)).mean())
+    return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], MIN_PROBABILITY)).mean())
