@@ -89,9 +89,9 @@ class TableArguments:
     @property
     def budget(self) -> dict[str, Any]:
         """The budget given on the command line, as options of train_tlm."""
-        given = {name: getattr(self, name) for name in ("max_steps", "max_tokens", "max_flops")}
-        given = {name: value for name, value in given.items() if value is not None}
-        return {"max_steps": 0, **given} if given else {}
+        options = {name: getattr(self, name) for name in ("max_steps", "max_tokens", "max_flops")}
+        options = {name: value for name, value in options.items() if value is not None}
+        return {"max_steps": 0, **options} if options else {}
 
     def plan(self, corpus_args: CorpusArguments, output_dir: str, files: Sequence[str]) -> Plan:
         """Return the plan of the table.
@@ -107,7 +107,7 @@ class TableArguments:
         if self.tasks_dir is not None and not Path(self.tasks_dir).is_dir():
             raise ReproductionError(f"tasks_dir: expected a folder of tasks; {self.tasks_dir} is not a folder.")
         objectives = [read_objective(text) for text in self.objectives]
-        arms = [arm for one in self._arms(files) for arm in one.with_objectives(objectives)]
+        arms = [arm for base_arm in self._arms(files) for arm in base_arm.with_objectives(objectives)]
         return make_plan(
             self._tasks(files),
             arms,
@@ -115,7 +115,7 @@ class TableArguments:
             output_dir,
             files=files,
             tasks_dir=self.tasks_dir,
-            corpus=_changed(corpus_args),
+            corpus=_select_changed(corpus_args),
             pretrained=self.pretrained,
             objective_options=dict(map(read_objective, self.objective_options)),
             tokenizer_name=self.tokenizer_name,
@@ -147,36 +147,36 @@ class TableArguments:
 
     def _arms(self, files: Sequence[str]) -> list[Arm]:
         """Return the arms; an arm that is defined by name in the files has the files' definition."""
-        named = {str(entry.get("name") or entry.get("subset")): entry for entry in _entries(files, "arms")}
-        of_files = {name.lower(): entry for name, entry in named.items()}
+        entries = {str(entry.get("name") or entry.get("subset")): entry for entry in _read_entries(files, "arms")}
+        entries_by_name = {name.lower(): entry for name, entry in entries.items()}
         arms = []
         for text in self.arms:
-            entry = of_files.get(text.lower())
+            entry = entries_by_name.get(text.lower())
             try:
                 arms.append(Arm.read(text if entry is None else json.dumps(entry)))
             except ReproductionError as error:
-                if not named or entry is not None or text.lstrip().startswith("{"):
+                if not entries or entry is not None or text.lstrip().startswith("{"):
                     raise
-                names = ", ".join(map(repr, named))
+                names = ", ".join(map(repr, entries))
                 raise ReproductionError(f"{error} The --config files define the arms {names}.") from error
         return arms
 
     def _tasks(self, files: Sequence[str]) -> list[TaskEntry]:
         """Return the tasks, with the files' definitions; a task named on the command line has the table's seeds."""
-        of_files = {entry.get("task"): entry for entry in _entries(files, "tasks")}
+        entries_by_name = {entry.get("task"): entry for entry in _read_entries(files, "tasks")}
         return [
-            TaskEntry.read(json.dumps({**of_files[text], "seeds": None}) if text in of_files else text)
+            TaskEntry.read(json.dumps({**entries_by_name[text], "seeds": None}) if text in entries_by_name else text)
             for text in self.tasks
         ]
 
 
-def _entries(files: Sequence[str], name: str) -> list[dict[str, Any]]:
+def _read_entries(files: Sequence[str], name: str) -> list[dict[str, Any]]:
     """Return the entries of a table's tasks or arms in files that are mappings; other entries are only names."""
     entries = read_configs(files, "reproduce").get(name)
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def _changed(options: Any) -> dict[str, Any]:
+def _select_changed(options: Any) -> dict[str, Any]:
     """Return the fields that are not at their defaults."""
     return {
         entry.name: getattr(options, entry.name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.experiments.published import BESIDE, PUBLISHED
+from hf_tlm.experiments.published import PUBLISHED, PUBLISHED_BY_ARM
 from hf_tlm.objective_specs import OBJECTIVES
 
 # The recipes whose options an arm can set, under the recipe's name, as in a YAML file.
@@ -57,10 +57,10 @@ class Selection:
         simple = {"none": None, "task only": None, "random": "random", "bm25": "bm25"}
         if text.lower() in simple:
             return cls(simple[text.lower()])
-        if found := _SELECTION.fullmatch(text):
-            fraction = float(found[2]) / 100
+        if match := _SELECTION.fullmatch(text):
+            fraction = float(match[2]) / 100
             if 0 < fraction <= 1:
-                return cls("bm25", METHODS[found[1].lower()], fraction)
+                return cls("bm25", METHODS[match[1].lower()], fraction)
         raise ReproductionError(
             f"A subset is none, random, BM25, or a share of BM25's such as 'BM25 + ISS 20%', 'DSIR 20%', 'BM25 20%', "
             f"'random 20%'; received {text!r}."
@@ -99,10 +99,10 @@ class Arm:
         """Parse an arm from the name of its subset, or from a JSON object.
 
         Names are `task only`, `pretrained`, `majority class`, `linear`, and those that `Selection.read` accepts; they get
-        the papers' figures in `BESIDE`. An object has the keys name, subset (default: the name), objective, pretrained
-        (true, or a checkpoint), teacher (the name of another arm), tokenizer (shared, own), published, and options under the
-        names of their recipes: `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`. An average of the seeds
-        of another arm has no other keys: `{"name": "BM25, averaged", "average": "BM25"}`.
+        the papers' figures in `PUBLISHED_BY_ARM`. An object has the keys name, subset (default: the name), objective,
+        pretrained (true, or a checkpoint), teacher (the name of another arm), tokenizer (shared, own), published, and
+        options under the names of their recipes: `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`. An
+        average of the seeds of another arm has no other keys: `{"name": "BM25, averaged", "average": "BM25"}`.
 
         Raises:
             ReproductionError: an unknown key, subset or published row.
@@ -111,7 +111,7 @@ class Arm:
             return cls(text.lower(), baseline=text.lower())
         values = _read_object(text, "An arm", _ARM_KEYS)
         if values is None:
-            values = {"name": text, PRETRAINED: text == PRETRAINED, "published": BESIDE.get(text.lower())}
+            values = {"name": text, PRETRAINED: text == PRETRAINED, "published": PUBLISHED_BY_ARM.get(text.lower())}
         name = str(values.get("name") or values.get("subset") or "")
         if not slug(name):
             raise ReproductionError(f"An arm needs a name; received {text}.")
@@ -148,7 +148,7 @@ class Arm:
             values.get("objective"),
             teacher=None if values.get("teacher") is None else str(values["teacher"]),
             tokenizer=tokenizer,
-            settings=_settings(values, f"Arm {name}"),
+            settings=_read_settings(values, f"Arm {name}"),
             published=published,
         )
 
@@ -186,8 +186,8 @@ def check_arms(arms: Sequence[Arm]) -> dict[str, Arm]:
                 f"Arm {arm.name}: average must name another arm of the table with a network; received {arm.average!r:.60}. "
                 f"The arms of the table are {', '.join(by_name)}."
             )
-        models = teacher if teacher is None or teacher.average is None else by_name.get(teacher.average)
-        untaught = models is not None and (models.baseline, models.teacher, models.average) == (None, None, None)
+        network = teacher if teacher is None or teacher.average is None else by_name.get(teacher.average)
+        untaught = network is not None and (network.baseline, network.teacher, network.average) == (None, None, None)
         if arm.teacher is not None and not untaught:
             raise ReproductionError(
                 f"Arm {arm.name}: teacher must name another arm of the table with a network and without such a teacher, or "
@@ -224,7 +224,7 @@ class TaskEntry:
             raise ReproductionError(
                 f"Task {values['task']}: seeds must be a list of whole numbers from 0; received {seeds!r:.60}."
             )
-        settings = _settings(values, f"Task {values['task']}")
+        settings = _read_settings(values, f"Task {values['task']}")
         return cls(values["task"], None if seeds is None else tuple(seeds), settings)
 
 
@@ -250,24 +250,24 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _read_object(text: str, what: str, keys: Sequence[str] | None) -> dict[str, Any] | None:
+def _read_object(text: str, description: str, keys: Sequence[str] | None) -> dict[str, Any] | None:
     """Parse a text as a JSON object with these keys; return None for a text that does not begin with a brace."""
     if not text.lstrip().startswith("{"):
         return None
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ReproductionError(f"{what} is a name or a JSON object; received {text!r}: {error}.") from error
+        raise ReproductionError(f"{description} is a name or a JSON object; received {text!r}: {error}.") from error
     if keys is not None and (unknown := [key for key in values if key not in keys]):
-        raise ReproductionError(f"{what} has no key {unknown[0]!r}: the keys are {', '.join(keys)}. Received {text}.")
+        raise ReproductionError(f"{description} has no key {unknown[0]!r}: the keys are {', '.join(keys)}. Received {text}.")
     return values
 
 
-def _settings(values: Mapping[str, Any], what: str) -> dict[str, dict[str, Any]]:
+def _read_settings(values: Mapping[str, Any], description: str) -> dict[str, dict[str, Any]]:
     settings = {name: values[name] for name in SECTIONS if name in values}
     for name, options in settings.items():
         if not isinstance(options, dict):
             raise ReproductionError(
-                f"{what}: {name} must be a mapping of options of recipes/{name}.py; received {options!r}."
+                f"{description}: {name} must be a mapping of options of recipes/{name}.py; received {options!r}."
             )
     return settings

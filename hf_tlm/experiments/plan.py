@@ -21,26 +21,26 @@ from hf_tlm.influence.checks import BY_TEACHER, without_effect
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training.teacher_arguments import NONE
 
-_OF_ALL = {"task": "--tasks", "output_dir": "--output_dir"}
-_OF_ARM = dict.fromkeys(("subset", "method", "fraction"), "an arm's own key `subset`")
-_SEEDS = {"seed": "--seeds", "seeds": "--seeds"}
+_TABLE_SOURCES = {"task": "--tasks", "output_dir": "--output_dir"}
+_ARM_SOURCES = dict.fromkeys(("subset", "method", "fraction"), "an arm's own key `subset`")
+_SEED_SOURCES = {"seed": "--seeds", "seeds": "--seeds"}
 # Recipe -> option -> what gives the option in a table.
-_GIVEN = {
-    "retrieve": _OF_ALL,
-    "select_influence": _OF_ALL | _OF_ARM | {"tokenizer_name": "--tokenizer_name"},
-    "train_tlm": _OF_ALL | _SEEDS | {"subset": _OF_ARM["subset"], "tokenizer_name": "--tokenizer_name"},
-    "finetune": _OF_ALL | _SEEDS | {"model_name_or_path": "--pretrained, or an arm's own key `pretrained`"},
+_OPTION_SOURCES = {
+    "retrieve": _TABLE_SOURCES,
+    "select_influence": _TABLE_SOURCES | _ARM_SOURCES | {"tokenizer_name": "--tokenizer_name"},
+    "train_tlm": _TABLE_SOURCES | _SEED_SOURCES | {"subset": _ARM_SOURCES["subset"], "tokenizer_name": "--tokenizer_name"},
+    "finetune": _TABLE_SOURCES | _SEED_SOURCES | {"model_name_or_path": "--pretrained, or an arm's own key `pretrained`"},
 }
 # Options of train_tlm for the tokenizer, which the arms of a task share unless they have their own.
-OF_TOKENIZER = ("vocab_size", "lowercase")
+TOKENIZER_OPTIONS = ("vocab_size", "lowercase")
 TOKENIZER = "tokenizer"
 # The options that describe a task, apart from its name or folder.
-OF_TASK = tuple(entry.name for entry in fields(TaskArguments) if entry.name != "task")
+TASK_OPTIONS = tuple(entry.name for entry in fields(TaskArguments) if entry.name != "task")
 # The kind of a step that averages an arm's seeds; there is no recipe for it.
 AVERAGE = "average"
 TRAININGS = ("train_tlm", "finetune", "baseline", AVERAGE)
 # Options that may differ between two starts: they change output, storage or speed, but not what is computed.
-_FREE = (
+_UNTRACKED_OPTIONS = (
     "report_to disable_tqdm log_level logging_steps save_strategy save_steps save_total_limit dataloader_num_workers "
     "per_device_eval_batch_size index_dir num_threads query_batch_size work_dir score_batch_size"
 ).split()
@@ -53,45 +53,45 @@ def check_options(
     objective_options: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Raise a ReproductionError for an option that the table sets, one of the shared tokenizer, or one that is not read."""
-    for recipe in _GIVEN:
-        _check(f"Section {recipe} of {', '.join(files)}", recipe, read_configs(files, recipe))
+    for recipe in _OPTION_SOURCES:
+        _check_recipe_options(f"Section {recipe} of {', '.join(files)}", recipe, read_configs(files, recipe))
         for entry in tasks:
-            _check(f"Task {entry.task}", recipe, entry.settings.get(recipe, {}))
+            _check_recipe_options(f"Task {entry.task}", recipe, entry.settings.get(recipe, {}))
         for arm in arms:
-            _check(f"Arm {arm.name}", recipe, arm.settings.get(recipe, {}), shared=arm.tokenizer == "shared")
+            _check_recipe_options(f"Arm {arm.name}", recipe, arm.settings.get(recipe, {}), shared=arm.tokenizer == "shared")
     for objective, options in objective_options.items():
-        _check(f"Objective {objective}", "train_tlm", options, shared=True)
+        _check_recipe_options(f"Objective {objective}", "train_tlm", options, shared=True)
     for arm in arms:
-        _check_read(arm)
+        _check_arm_options(arm)
 
 
-def _check_read(arm: Arm) -> None:
+def _check_arm_options(arm: Arm) -> None:
     """Raise a ReproductionError for an arm's own option that it does not read; files and tasks serve other arms too."""
-    method, steps = arm.subset and arm.subset.method, {"finetune"}
+    method, recipes = arm.subset and arm.subset.method, {"finetune"}
     if arm.subset is not None:
-        steps = {"train_tlm", *(["retrieve"] if arm.subset.retriever else []), *(["select_influence"] if method else [])}
-    if unread := [recipe for recipe in arm.settings if recipe not in steps]:
+        recipes = {"train_tlm", *(["retrieve"] if arm.subset.retriever else []), *(["select_influence"] if method else [])}
+    if unread := [recipe for recipe in arm.settings if recipe not in recipes]:
         raise ReproductionError(
-            f"Arm {arm.name}: options of {unread[0]} have no effect, because it only runs {', '.join(sorted(steps))}. "
+            f"Arm {arm.name}: options of {unread[0]} have no effect, because it only runs {', '.join(sorted(recipes))}. "
             "Remove them."
         )
     if arm.tokenizer == "own" and arm.settings.get("train_tlm", {}).get("model_name_or_path"):
         raise ReproductionError(f"Arm {arm.name}: a checkpoint has its own tokenizer. Remove the key tokenizer.")
-    given = arm.settings.get("select_influence", {})
-    idle = without_effect(method, given) if method else []
+    options = arm.settings.get("select_influence", {})
+    ignored = without_effect(method, options) if method else []
     if method not in (None, "iss", *BY_TEACHER):  # These methods train no score model.
-        own = {entry.name for cls in (SelectionArguments, TaskArguments) for entry in fields(cls)} | {"teacher"}
-        idle += [f"{name} {value}" for name, value in given.items() if name not in own]
-    if idle:
-        raise ReproductionError(f"Arm {arm.name}: without effect with method {method}: {', '.join(idle)}. Remove it.")
+        known_options = {entry.name for cls in (SelectionArguments, TaskArguments) for entry in fields(cls)} | {"teacher"}
+        ignored += [f"{name} {value}" for name, value in options.items() if name not in known_options]
+    if ignored:
+        raise ReproductionError(f"Arm {arm.name}: without effect with method {method}: {', '.join(ignored)}. Remove it.")
 
 
-def _check(where: str, recipe: str, options: Mapping[str, Any], shared: bool = False) -> None:
+def _check_recipe_options(where: str, recipe: str, options: Mapping[str, Any], shared: bool = False) -> None:
     """Raise a ReproductionError for an option that the table sets, or that belongs to a `shared` tokenizer."""
     for name in options:
-        if source := _GIVEN[recipe].get(name):
+        if source := _OPTION_SOURCES[recipe].get(name):
             raise ReproductionError(f"{where}: {recipe}'s {name} is set by the table ({source}). Remove it.")
-        if shared and recipe == "train_tlm" and name in OF_TOKENIZER:
+        if shared and recipe == "train_tlm" and name in TOKENIZER_OPTIONS:
             raise ReproductionError(
                 f"{where}: {name} belongs to the tokenizer, which all arms of a task share. Set it for the task, or in "
                 "section train_tlm of a --config file, or give the arm the key tokenizer: own."
@@ -192,13 +192,13 @@ class Plan:
         """Return the command that runs this step alone; None for a tokenizer or an average, which have no recipe."""
         if step.kind in (TOKENIZER, AVERAGE):
             return None
-        parts = ["hf-tlm", str(command_of(step.kind)), *(["--config", *self.files] if self.files else [])]
+        arguments = ["hf-tlm", str(command_of(step.kind)), *(["--config", *self.files] if self.files else [])]
         values = self.values(step)
         if step.kind == "retrieve" and "passage_words" not in {**read_configs(self.files, step.kind), **values}:
             values["passage_words"] = 0  # The value in tables, which differs from the recipe's default.
         for name, value in {**values, "output_dir": str(self.folder(step))}.items():
-            parts += [f"--{name}", *map(written, value if isinstance(value, list) else [value])]
-        return shlex.join(parts)
+            arguments += [f"--{name}", *map(written, value if isinstance(value, list) else [value])]
+        return shlex.join(arguments)
 
     def settings(self, step: Step) -> dict[str, Any]:
         """Return the settings that identify a finished step: options of the files and of the plan, as JSON values.
@@ -206,8 +206,8 @@ class Plan:
         A null stands for the option's default, as if it were not given, and is left out.
         """
         merged = {**read_configs(self.files, step.kind), **step.options, **step.inputs}
-        given = {name: value for name, value in merged.items() if name not in _FREE and value is not None}
-        return json.loads(json.dumps(given, default=str))
+        tracked = {name: value for name, value in merged.items() if name not in _UNTRACKED_OPTIONS and value is not None}
+        return json.loads(json.dumps(tracked, default=str))
 
     def fingerprint(self, step: Step) -> str:
         """Return a digest of the step's recipe, task name and settings, and of the fingerprints of its inputs.
@@ -220,12 +220,12 @@ class Plan:
     @cached_property
     def _fingerprints(self) -> Mapping[str, str]:
         """The fingerprints of all steps by name; cached, because computing them reads the configuration files."""
-        found: dict[str, str] = {}
+        fingerprints: dict[str, str] = {}
         for step in self.steps:  # The inputs of a step belong to earlier phases.
-            settings = self.settings(step) | {option: found[name] for option, name in step.inputs.items()}
-            made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
-            found[step.name] = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
-        return found
+            settings = self.settings(step) | {option: fingerprints[name] for option, name in step.inputs.items()}
+            content = {"kind": step.kind, "task": step.task_name, "settings": settings}
+            fingerprints[step.name] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprints
 
 
 def make_plan(
@@ -269,12 +269,12 @@ def make_plan(
         raise ReproductionError(f"A table's name may have lower-case letters, digits and `_`; received {table_name!r}.")
     if not (tasks and arms and seeds):
         raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
-    arms, left_out = (arms, []) if pretrained is not None else _without_encoder(arms)
+    arms, left_out = (arms, []) if pretrained is not None else _drop_arms_without_encoder(arms)
     _check_distinct("arm", [slug(arm.name) for arm in arms])
     by_name = check_arms(arms)
-    placed = [_Task(entry, tasks_dir, seeds) for entry in tasks]
-    _check_distinct("task", [task.name for task in placed])
-    for task in placed:
+    table_tasks = [_Task(entry, tasks_dir, seeds) for entry in tasks]
+    _check_distinct("task", [task.name for task in table_tasks])
+    for task in table_tasks:
         _check_distinct("seed", task.seeds)
     check_options(tasks, arms, files, objective_options or {})
     shared = (arm.subset and (arm.tokenizer == "shared" or arm.subset.method == "iss") for arm in arms)
@@ -290,26 +290,26 @@ def make_plan(
         objective_options or {},
         *(read_configs(files, recipe) for recipe in ("select_influence", "train_tlm")),
     )
-    trainings = steps.trainings(placed, arms)
-    averages, of_one_seed = steps.averages(placed, arms)
-    teach = {teacher for step in trainings for teacher in step.teachers}
-    in_turn = ([step for step in trainings if (step.name in teach) is teaches] for teaches in (True, False))
-    phases = tuple(tuple(phase) for phase in (*steps.phases, *in_turn, averages) if phase)
+    trainings = steps.trainings(table_tasks, arms)
+    averages, skipped_averages = steps.averages(table_tasks, arms)
+    teacher_names = {teacher for step in trainings for teacher in step.teachers}
+    training_phases = ([step for step in trainings if (step.name in teacher_names) is teaches] for teaches in (True, False))
+    phases = tuple(tuple(phase) for phase in (*steps.phases, *training_phases, averages) if phase)
     records = None if records_dir is None else Path(records_dir)
-    return Plan(phases, Path(output_dir), tuple(files), (*left_out, *of_one_seed), records, table_name)
+    return Plan(phases, Path(output_dir), tuple(files), (*left_out, *skipped_averages), records, table_name)
 
 
-def _without_encoder(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
+def _drop_arms_without_encoder(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
     """Remove the arms that need the table's encoder, which is not given; return the others, and why arms are left out."""
     missing = [arm.name for arm in arms if arm.pretrained == ""]
     for kind in ("average", "teacher", "average"):  # An average may teach, and pupils may be averaged.
         missing += [arm.name for arm in arms if arm.name not in missing and getattr(arm, kind) in missing]
-    left = [arm for arm in arms if arm.name not in missing]
-    if not left:
+    remaining = [arm for arm in arms if arm.name not in missing]
+    if not remaining:
         raise ReproductionError(
             f"{', '.join(missing)}: no pretrained encoder was given. Pass --pretrained, or choose other arms."
         )
-    return left, [f"{name}: no pretrained encoder was given (--pretrained)" for name in missing]
+    return remaining, [f"{name}: no pretrained encoder was given (--pretrained)" for name in missing]
 
 
 class _Task:
@@ -326,7 +326,7 @@ class _Task:
         self.seeds = entry.seeds or seeds
         self.settings: Settings = dict.fromkeys(SECTIONS, {}) | dict(entry.settings)
 
-    def run(self, arm: str, seed: int) -> str:
+    def training_name(self, arm: str, seed: int) -> str:
         """Return the name of an arm's training."""
         return f"{self.name}/{slug(arm)}/seed-{seed}"
 
@@ -361,33 +361,33 @@ class _Steps:
     def trainings(self, tasks: Sequence[_Task], arms: Sequence[Arm]) -> list[Step]:
         """Return the trainings of all tasks and arms, ordered by the position of their seed."""
         return [
-            self.training(task, arm, task.seeds[place])
-            for place in range(max(len(task.seeds) for task in tasks))
+            self.training(task, arm, task.seeds[seed_index])
+            for seed_index in range(max(len(task.seeds) for task in tasks))
             for task in tasks
             for arm in arms
             # A baseline is deterministic and needs one seed.
-            if place < len(task.seeds) and arm.average is None and (arm.baseline is None or place == 0)
+            if seed_index < len(task.seeds) and arm.average is None and (arm.baseline is None or seed_index == 0)
         ]
 
     def training(self, task: _Task, arm: Arm, seed: int) -> Step:
         """Return the training of one seed."""
-        folder = task.run(arm.name, seed)
+        folder = task.training_name(arm.name, seed)
         if arm.baseline is not None:
-            return Step("baseline", folder, task.path, {**self._of_data(task), "baseline": arm.baseline}, {}, arm, seed)
+            return Step("baseline", folder, task.path, {**self._data_options(task), "baseline": arm.baseline}, {}, arm, seed)
         if arm.subset is None:
             options = {**task.settings["finetune"], **arm.settings.get("finetune", {})}
             options |= {"model_name_or_path": arm.pretrained or self.pretrained, "seed": seed}
             return Step("finetune", folder, task.path, options, {}, arm, seed)
         tokenizer = ({}, {}) if arm.tokenizer == "own" else self._tokenizer(task)
-        of_objective = self.objective_options.get(arm.objective or "", {})
-        options = {**tokenizer[0], **self.budget, **of_objective, **task.settings["train_tlm"]}
+        objective_options = self.objective_options.get(arm.objective or "", {})
+        options = {**tokenizer[0], **self.budget, **objective_options, **task.settings["train_tlm"]}
         if arm.subset.retriever is None:
             options["rho1"] = 0
         if arm.objective is not None:
             options["objective"] = arm.objective
         options |= {**arm.settings.get("train_tlm", {}), "seed": seed}
-        subset = self._subset(task, arm)
-        inputs = {**tokenizer[1], **({} if subset is None else {"subset": subset}), **self._teachers(task, arm, seed)}
+        subset = self._add_subset(task, arm)
+        inputs = {**tokenizer[1], **({} if subset is None else {"subset": subset}), **self._teacher_inputs(task, arm, seed)}
         return Step("train_tlm", folder, task.path, options, inputs, arm, seed)
 
     def averages(self, tasks: Sequence[_Task], arms: Sequence[Arm]) -> tuple[list[Step], list[str]]:
@@ -397,24 +397,26 @@ class _Steps:
             if len(task.seeds) == 1:
                 left_out.append(f"{arm.name}, {task.name}: an average is of several seeds, and there is one")
                 continue
-            members = {f"seed_{seed}": task.run(str(arm.average), seed) for seed in task.seeds}
+            members = {f"seed_{seed}": task.training_name(str(arm.average), seed) for seed in task.seeds}
             first = task.seeds[0]
-            averages.append(Step(AVERAGE, task.run(arm.name, first), task.path, self._of_data(task), members, arm, first))
+            averages.append(
+                Step(AVERAGE, task.training_name(arm.name, first), task.path, self._data_options(task), members, arm, first)
+            )
         return averages, left_out
 
-    def _of_data(self, task: _Task) -> dict[str, Any]:
+    def _data_options(self, task: _Task) -> dict[str, Any]:
         """Return the options of a task that describe its data; the files' section train_tlm may give them too."""
-        given = {**self.train_tlm, **task.settings["train_tlm"]}
-        return {name: given[name] for name in OF_TASK if name in given}
+        options = {**self.train_tlm, **task.settings["train_tlm"]}
+        return {name: options[name] for name in TASK_OPTIONS if name in options}
 
-    def _teachers(self, task: _Task, arm: Arm, seed: int) -> dict[str, str]:
+    def _teacher_inputs(self, task: _Task, arm: Arm, seed: int) -> dict[str, str]:
         """Return a pupil's teacher inputs: the training of the same seed, or all trainings that an average teacher has."""
         if arm.teacher is None:
             return {}
         teacher = self.arms[arm.teacher]
         if teacher.average is None or len(task.seeds) == 1:
-            return {"teacher": task.run(teacher.average or teacher.name, seed)}
-        return {f"teacher {number}": task.run(teacher.average, one) for number, one in enumerate(task.seeds)}
+            return {"teacher": task.training_name(teacher.average or teacher.name, seed)}
+        return {f"teacher {index}": task.training_name(teacher.average, other) for index, other in enumerate(task.seeds)}
 
     def _tokenizer(self, task: _Task) -> tuple[dict[str, str], dict[str, str]]:
         """Return the tokenizer of a task, as options and inputs of a step: one of the two is empty."""
@@ -422,41 +424,49 @@ class _Steps:
             return {"tokenizer_name": self.tokenizer_name}, {}
         passages = self.tokenizer_passages if self.corpus.get("corpus") else 0
         merged = {**self.train_tlm, **task.settings["train_tlm"]}
-        of_data = [option for option in OF_TASK if option != "metric"]
-        options = {name: merged[name] for name in (*OF_TOKENIZER, "max_length", *of_data) if name in merged}
+        data_options = [option for option in TASK_OPTIONS if option != "metric"]
+        options = {name: merged[name] for name in (*TOKENIZER_OPTIONS, "max_length", *data_options) if name in merged}
         step = Step(TOKENIZER, f"{task.name}/tokenizer", task.path, {"passages": passages, **options, **self.corpus})
-        return {}, {"tokenizer_name": self._add(step)}
+        return {}, {"tokenizer_name": self._add_step(step)}
 
-    def _subset(self, task: _Task, arm: Arm) -> str | None:
+    def _add_subset(self, task: _Task, arm: Arm) -> str | None:
         """Return the name of the step of an arm's subset; None for task data only."""
-        chosen = arm.subset
-        assert chosen is not None
-        if chosen.retriever is None:
+        selection = arm.subset
+        assert selection is not None
+        if selection.retriever is None:
             return None
         if not self.corpus.get("corpus"):
             raise ReproductionError(f"Arm {arm.name} needs a corpus: pass --corpus.")
-        own, folder = dict(arm.settings.get("retrieve", {})), f"{task.name}/subsets"
-        draw = {"seed": own.pop("seed")} if "seed" in own else {}
-        options = {**self.corpus, **task.settings["retrieve"], **own}
-        bm25 = self._add(Step("retrieve", f"{folder}/bm25{_suffix(own)}", task.path, options))
-        if chosen.retriever == "random":
-            drawn = {**options, **draw, "retriever": "random"}
-            return self._add(Step("retrieve", f"{folder}/random{_suffix(own | draw)}", task.path, drawn, {"like": bm25}))
-        if chosen.method is None:
+        overrides, folder = dict(arm.settings.get("retrieve", {})), f"{task.name}/subsets"
+        seed_option = {"seed": overrides.pop("seed")} if "seed" in overrides else {}
+        options = {**self.corpus, **task.settings["retrieve"], **overrides}
+        bm25 = self._add_step(Step("retrieve", f"{folder}/bm25{_suffix(overrides)}", task.path, options))
+        if selection.retriever == "random":
+            random_options = {**options, **seed_option, "retriever": "random"}
+            return self._add_step(
+                Step(
+                    "retrieve",
+                    f"{folder}/random{_suffix(overrides | seed_option)}",
+                    task.path,
+                    random_options,
+                    {"like": bm25},
+                )
+            )
+        if selection.method is None:
             return bm25
-        assert chosen.fraction is not None
+        assert selection.fraction is not None
         settings = arm.settings.get("select_influence", {})
-        options, inputs = {"method": chosen.method, "fraction": chosen.fraction}, {"subset": bm25}
-        if chosen.method == "iss":
-            option, tokenizer = self._tokenizer(task)
-            options, inputs = options | option, inputs | tokenizer
+        options, inputs = {"method": selection.method, "fraction": selection.fraction}, {"subset": bm25}
+        if selection.method == "iss":
+            tokenizer_options, tokenizer_inputs = self._tokenizer(task)
+            options, inputs = options | tokenizer_options, inputs | tokenizer_inputs
         options |= {**task.settings["select_influence"], **settings}
-        if chosen.method in BY_TEACHER:
-            _check_teacher(arm.name, chosen.method, {**self.select_influence, **options}.get("teacher"))
-        name = f"{folder}/{chosen.method}-{100 * chosen.fraction:g}{_suffix({**own, **settings})}"
-        return self._add(Step("select_influence", name, task.path, options, inputs))
+        if selection.method in BY_TEACHER:
+            _check_teacher(arm.name, selection.method, {**self.select_influence, **options}.get("teacher"))
+        name = f"{folder}/{selection.method}-{100 * selection.fraction:g}{_suffix({**overrides, **settings})}"
+        return self._add_step(Step("select_influence", name, task.path, options, inputs))
 
-    def _add(self, step: Step) -> str:
+    def _add_step(self, step: Step) -> str:
         if self.shared.setdefault(step.name, step) != step:
             raise ReproductionError(
                 f"Two arms would write different subsets to {step.name}. Choose shorter values for their options."
@@ -464,14 +474,14 @@ class _Steps:
         return step.name
 
 
-def _check_teacher(arm: str, method: str, named: Any) -> None:
+def _check_teacher(arm: str, method: str, teacher_option: Any) -> None:
     """Raise a ReproductionError if the teachers in a selection's options cannot select by this method of `BY_TEACHER`."""
-    teachers = named if isinstance(named, list) and named else [named or NONE]
+    teachers = teacher_option if isinstance(teacher_option, list) and teacher_option else [teacher_option or NONE]
     if teachers == [NONE] or (method == "disagreement" and len(teachers) < 2):
-        needs, such = ("a teacher", "linear") if method == "confidence" else ("at least two teachers", "[runs/a, runs/b]")
+        needs, example = ("a teacher", "linear") if method == "confidence" else ("at least two teachers", "[runs/a, runs/b]")
         raise ReproductionError(
             f"Arm {arm} selects by {method}, which needs {needs}; received {' '.join(map(str, teachers)):.60}. Set "
-            f"the teacher in the arm's options: select_influence: {{teacher: {such}}}."
+            f"the teacher in the arm's options: select_influence: {{teacher: {example}}}."
         )
 
 
@@ -480,7 +490,7 @@ def _suffix(options: Mapping[str, Any]) -> str:
     return "".join(f"-{name}=" + re.sub(r"[^A-Za-z0-9.-]+", "_", str(value)) for name, value in options.items())
 
 
-def _check_distinct(what: str, names: Sequence[Any]) -> None:
-    twice = [name for name in names if list(names).count(name) > 1]
-    if twice:
-        raise ReproductionError(f"The {what} {twice[0]} is given twice. A table can have every {what} only once.")
+def _check_distinct(kind: str, names: Sequence[Any]) -> None:
+    duplicates = [name for name in names if list(names).count(name) > 1]
+    if duplicates:
+        raise ReproductionError(f"The {kind} {duplicates[0]} is given twice. A table can have every {kind} only once.")

@@ -15,7 +15,7 @@ PAPERS = {
     "ISS": "Wang et al. 2023, Farewell to Aimless Large-scale Pretraining",
     "COCO-LM": "Meng et al. 2021, COCO-LM: Correcting and Contrasting Text Sequences for Language Model Pretraining",
 }
-_FACTS = ("parameters", "flops", "data")
+_MODEL_COLUMNS = ("parameters", "flops", "data")
 _SUFFIXES = {"M": 1e6, "G": 1e9, "GB": 1e9}
 
 
@@ -56,18 +56,18 @@ class Published:
         return None if cell is None else f"{cell.replace('±', ' ± ')} ({self.source}: {self.row})"
 
 
-def _table(paper: str, table: str, measure: str, columns: str, rows: Mapping[str, str]) -> dict[str, Published]:
+def _parse_table(paper: str, table: str, measure: str, columns: str, rows: Mapping[str, str]) -> dict[str, Published]:
     """Parse printed rows of a table; return them by `paper table: row`."""
-    names, found = columns.split(), {}
+    names, published = columns.split(), {}
     for row, text in rows.items():
         cells = dict(zip(names, text.split(), strict=True))
-        facts = {name: _amount(cells.pop(name)) for name in _FACTS if name in cells}
+        facts = {name: _parse_amount(cells.pop(name)) for name in _MODEL_COLUMNS if name in cells}
         printed = {task: cell for task, cell in cells.items() if cell != "-"}
-        found[f"{paper} {table}: {row}"] = Published(paper, table, row, measure, printed, **facts)
-    return found
+        published[f"{paper} {table}: {row}"] = Published(paper, table, row, measure, printed, **facts)
+    return published
 
 
-def _amount(cell: str) -> float:
+def _parse_amount(cell: str) -> float:
     number = cell.rstrip("MGB")
     return float(number) * _SUFFIXES.get(cell[len(number) :], 1.0)
 
@@ -192,10 +192,12 @@ _PRINTED: dict[tuple[str, str, str, str], dict[str, str]] = {
         "SCL + RTD": "88.6 88.2 92.1 93.5 93.8 64.3 82.7 90.2 90.6 86.9",
     },
 }
-PUBLISHED: dict[str, Published] = {name: row for head, rows in _PRINTED.items() for name, row in _table(*head, rows).items()}
+PUBLISHED: dict[str, Published] = {
+    name: row for head, rows in _PRINTED.items() for name, row in _parse_table(*head, rows).items()
+}
 
 # Published rows shown beside an arm that is given only by its name. Both papers train masked LMs.
-BESIDE: dict[str, tuple[str, ...]] = {
+PUBLISHED_BY_ARM: dict[str, tuple[str, ...]] = {
     "task only": ("TLM Table 4: Only Task Data",),
     "random": ("TLM Table 3: Random w/ C_BERT",),
     "bm25": ("TLM Table 2: TLM (small-scale)", "TLM Table 3: BM25 w/ C_BERT"),

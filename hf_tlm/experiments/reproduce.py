@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 
 FINISHED, FAILED = "finished", "failed"
 # Steps that only the first process of a job runs; the others continue with the next step and wait there for the first.
-_ALONE = (TOKENIZER, "retrieve", AVERAGE)
+_FIRST_PROCESS_ONLY = (TOKENIZER, "retrieve", AVERAGE)
 INT8 = "int8"  # Key of a record: the result of `int8_price`, and the processor.
-_MEASURED = ("score", "drop", "milliseconds", "texts_per_second", "memory_megabytes")
+_MEASUREMENTS = ("score", "drop", "milliseconds", "texts_per_second", "memory_megabytes")
 
 
 def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False, export_int8: bool = False) -> Table:
@@ -82,22 +82,22 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     check(plan, prepare_only)
     _check_table_file(plan)
     write_table(plan)  # Fails early if the folder of records cannot be written.
-    _tell_of_missing_teachers(plan)
+    _warn_of_missing_teachers(plan)
     failed = None
-    needed = _needed(plan)
+    needed = _find_needed(plan)
 
-    def done(step: Step) -> bool:
-        return step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
+    def is_done(step: Step) -> bool:
+        return step.name not in needed or _is_finished(plan, step) or _adopt_equal_run(plan, step)
 
-    steps, left = plan.steps, set[str]()
+    steps, deferred = plan.steps, set[str]()
     if prepare_only:
-        left = _left_to_others(plan, [step for step in plan.preparations if not done(step)])
-        steps = tuple(step for step in plan.preparations if step.name not in left)
+        deferred = _find_deferred(plan, [step for step in plan.preparations if not is_done(step)])
+        steps = tuple(step for step in plan.preparations if step.name not in deferred)
     try:
         run_shared(
             steps,
             plan.folder,
-            done,
+            is_done,
             lambda step: _run(plan, step, keep_checkpoints),
             after=lambda step: [plan.by_name[name] for name in step.inputs.values()],
             name=lambda step: step.name,
@@ -109,8 +109,8 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
         run_shared(plan.trainings, plan.folder, lambda step: unpriced(plan, step) is None, add, name=lambda step: step.name)
     if prepare_only:
         try:
-            here = [step for step in plan.trainings if left.isdisjoint(step.inputs.values())]
-            _tokenise(plan, [step for step in here if step.kind == "train_tlm" and not done(step)])
+            trainings = [step for step in plan.trainings if deferred.isdisjoint(step.inputs.values())]
+            _tokenise(plan, [step for step in trainings if step.kind == "train_tlm" and not is_done(step)])
         except PointsError as error:
             failed = failed or error
     table = write_table(plan)
@@ -119,21 +119,21 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     return table
 
 
-def _left_to_others(plan: Plan, steps: Sequence[Step]) -> set[str]:
+def _find_deferred(plan: Plan, steps: Sequence[Step]) -> set[str]:
     """Return the names of selections that this machine cannot run, because it lacks a GPU for half precision.
 
     Args:
         steps: steps that `check` has accepted for another machine.
     """
-    left = set()
+    deferred = set()
     for step in steps:
         if step.kind == "select_influence":
             try:
                 parse_step(plan, step)
             except HfTlmError as error:
                 logger.warning("%s is left to the machine that trains: %s", step.name, error)
-                left.add(step.name)
-    return left
+                deferred.add(step.name)
+    return deferred
 
 
 def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
@@ -147,7 +147,7 @@ def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
     def tokenise_step(step: Step) -> None:
         logger.warning("Tokenising for %s.", step.name.rpartition("/")[0])
         # Teachers are needed only when the step trains.
-        _check_made(plan, [name for name in step.inputs.values() if name not in step.teachers])
+        _check_inputs(plan, [name for name in step.inputs.values() if name not in step.teachers])
         tokenise(plan, step)
         tokenised.add(step.name)
 
@@ -169,25 +169,25 @@ def check(plan: Plan, prepare_only: bool = False) -> None:
     Raises:
         HfTlmError: see `reproduce`.
     """
-    seen: set[tuple[str, str]] = set()
+    checked: set[tuple[str, str]] = set()
     for step in plan.steps:
-        what = (step.kind, step.name.rpartition("/")[0] if step.kind in TRAININGS else step.name)
-        if what not in seen:
-            seen.add(what)
+        key = (step.kind, step.name.rpartition("/")[0] if step.kind in TRAININGS else step.name)
+        if key not in checked:
+            checked.add(key)
             parse_step(plan, step, prepare_only)
         record = read_record(plan.record_file(step))
         if record is not None and record["status"] == FINISHED and step.kind != AVERAGE:
             _check_settings(plan, step, record)
-    left = {(step.kind, step.task): step for step in plan.trainings if not _finished(plan, step)}
-    for (kind, _), step in left.items():
+    unfinished = {(step.kind, step.task): step for step in plan.trainings if not _is_finished(plan, step)}
+    for (kind, _), step in unfinished.items():
         task = parse_task(plan, step).load()
         if kind == "train_tlm":
             task.check_kind("TLM", "classification")
         for file in sorted((plan.records / "runs").glob(f"{step.task_name}.*.json")):
-            of_run = (read_record(file) or {}).get("task_fingerprint", task.fingerprint)
-            if of_run != task.fingerprint:
+            run_fingerprint = (read_record(file) or {}).get("task_fingerprint", task.fingerprint)
+            if run_fingerprint != task.fingerprint:
                 raise ReproductionError(
-                    f"{file} is a run on other data: its task {step.task_name} has fingerprint {of_run}, this one "
+                    f"{file} is a run on other data: its task {step.task_name} has fingerprint {run_fingerprint}, this one "
                     f"{task.fingerprint}. Choose another folder of records, or delete that file."
                 )
 
@@ -199,11 +199,11 @@ def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
     """
     if record.get("fingerprint") == plan.fingerprint(step):
         return
-    there, here = record["settings"], plan.settings(step)
-    changed = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    recorded, requested = record["settings"], plan.settings(step)
+    changed = [name for name in sorted({*recorded, *requested}) if recorded.get(name) != requested.get(name)]
     if changed:
         name = changed[0]
-        reason = f"with other settings ({name}: {there.get(name)!r:.60} there, {here.get(name)!r:.60} requested)"
+        reason = f"with other settings ({name}: {recorded.get(name)!r:.60} there, {requested.get(name)!r:.60} requested)"
     elif "fingerprint" in record:
         reason = f"from inputs with other settings ({', '.join(step.inputs.values())})"
     else:
@@ -234,7 +234,7 @@ def write_table(plan: Plan) -> Table:
     return table
 
 
-def _finished(plan: Plan, step: Step) -> bool:
+def _is_finished(plan: Plan, step: Step) -> bool:
     """Return whether a step is finished.
 
     A training is finished if it has a record of success, and an average only if its runs are those of this plan. Tokenizers
@@ -248,47 +248,49 @@ def _finished(plan: Plan, step: Step) -> bool:
     return step.kind in TRAININGS or (plan.folder(step).is_dir() and damage(plan, step) is None)
 
 
-def _find_equal(plan: Plan, step: Step) -> dict[str, Any] | None:
+def _find_equal_run(plan: Plan, step: Step) -> dict[str, Any] | None:
     """Return the record of a finished run with the same fingerprint as this one, whatever its arm is called; else None."""
     if step.kind not in TRAININGS:
         return None
     fingerprint = plan.fingerprint(step)
     files = sorted((plan.records / "runs").glob(f"{step.task_name}.*.seed-{step.seed}.json"))
     records = filter(None, map(read_record, files))
-    return next((one for one in records if one["status"] == FINISHED and one.get("fingerprint") == fingerprint), None)
+    return next(
+        (record for record in records if record["status"] == FINISHED and record.get("fingerprint") == fingerprint), None
+    )
 
 
-def _taken_over(plan: Plan, step: Step) -> bool:
+def _adopt_equal_run(plan: Plan, step: Step) -> bool:
     """Return whether an equal run is finished; if so, write a copy of its record, with its name, for this run."""
-    record = _find_equal(plan, step)
+    record = _find_equal_run(plan, step)
     if record is not None and record["name"] != step.name:  # The names are equal if another process has just finished it.
         assert step.arm is not None
-        own = {"name": step.name, "arm": step.arm.name, "same_run_as": record.get("same_run_as", record["name"])}
-        atomic_write(plan.record_file(step), json.dumps({**record, **own}, indent=2) + "\n")
+        own_fields = {"name": step.name, "arm": step.arm.name, "same_run_as": record.get("same_run_as", record["name"])}
+        atomic_write(plan.record_file(step), json.dumps({**record, **own_fields}, indent=2) + "\n")
     return record is not None
 
 
-def _needed(plan: Plan) -> set[str]:
+def _find_needed(plan: Plan) -> set[str]:
     """Return the names of all trainings, and of the direct and indirect inputs of those that are not finished."""
     needed = {step.name for step in plan.trainings}
-    left = [step for step in plan.trainings if not _finished(plan, step) and _find_equal(plan, step) is None]
-    while left:
-        inputs = set(left.pop().inputs.values()) - needed
+    unfinished = [step for step in plan.trainings if not _is_finished(plan, step) and _find_equal_run(plan, step) is None]
+    while unfinished:
+        inputs = set(unfinished.pop().inputs.values()) - needed
         needed |= inputs
-        left += [plan.by_name[name] for name in inputs]
+        unfinished += [plan.by_name[name] for name in inputs]
     return needed
 
 
 def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
     """Run a step and write its record, whether it succeeds or fails."""
     first = int(os.environ.get("RANK", "0")) == 0
-    if step.kind in _ALONE and not first:
+    if step.kind in _FIRST_PROCESS_ONLY and not first:
         return
-    recorded = read_record(plan.record_file(step))
-    if recorded is not None and recorded["status"] == FINISHED and (problem := damage(plan, step)) is not None:
+    previous = read_record(plan.record_file(step))
+    if previous is not None and previous["status"] == FINISHED and (problem := damage(plan, step)) is not None:
         logger.warning("%s. It will be created again.", problem.removesuffix("."))
     logger.warning("Making %s.", step.name)
-    begun, command = time.time(), plan.command(step)
+    start_time, command = time.time(), plan.command(step)
     record: dict[str, Any] = {
         "status": FINISHED,
         "name": step.name,
@@ -305,7 +307,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
     }
     error = None
     try:
-        _check_made(plan, step.inputs.values())
+        _check_inputs(plan, step.inputs.values())
         _check_teachers(plan, step)
         record |= make_step(plan, step)
     except Exception as reason:  # An error of one run, for example insufficient memory, must not stop the others.
@@ -314,7 +316,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
             logger.exception("%s failed.", step.name)
         record |= {"status": FAILED, "error": f"{type(reason).__name__}: {reason}"}
     record.setdefault("environment", environment())
-    record.setdefault("wall_seconds", round(time.time() - begun, 1))
+    record.setdefault("wall_seconds", round(time.time() - start_time, 1))
     if first:
         if error is None and not keep_checkpoints:
             discard_checkpoints(plan.folder(step))
@@ -328,10 +330,10 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         raise error if isinstance(error, HfTlmError) else ReproductionError(record["error"]) from error
 
 
-def _check_made(plan: Plan, inputs: Iterable[str]) -> None:
+def _check_inputs(plan: Plan, inputs: Iterable[str]) -> None:
     """Raise a ReproductionError if a step's inputs, given by name, are not all finished."""
     for name in inputs:
-        if not _finished(plan, plan.by_name[name]):
+        if not _is_finished(plan, plan.by_name[name]):
             reason = (read_record(plan.record_file(plan.by_name[name])) or {}).get("error", "it was not made")
             raise ReproductionError(f"The run needs {name}, which failed: {reason}")
 
@@ -350,16 +352,16 @@ def _check_teachers(plan: Plan, step: Step) -> None:
             )
 
 
-def _tell_of_missing_teachers(plan: Plan) -> None:
+def _warn_of_missing_teachers(plan: Plan) -> None:
     """Warn before the work starts which runs will lack a teacher's model, and what to do about it."""
-    lacking: dict[str, list[str]] = {}
+    steps_by_reason: dict[str, list[str]] = {}
     for step in plan.trainings:
-        if not _finished(plan, step) and _find_equal(plan, step) is None:
+        if not _is_finished(plan, step) and _find_equal_run(plan, step) is None:
             try:
                 _check_teachers(plan, step)
             except ReproductionError as error:
-                lacking.setdefault(str(error), []).append(step.name)
-    for reason, names in lacking.items():
+                steps_by_reason.setdefault(str(error), []).append(step.name)
+    for reason, names in steps_by_reason.items():
         logger.warning("%s will not be run. %s", ", ".join(names), reason)
 
 
@@ -367,14 +369,14 @@ def commit() -> str | None:
     """Return the commit of the checkout that the package is imported from, with `+` for changes; None without a checkout."""
     folder = Path(hf_tlm.__file__).parent
     try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)
-        if found.returncode:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)
+        if head.returncode:
             return None
-        changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", str(folder)]
-        changes = subprocess.run(changed, cwd=folder, capture_output=True, text=True, timeout=10)
+        status_command = ["git", "status", "--porcelain", "--untracked-files=no", "--", str(folder)]
+        status = subprocess.run(status_command, cwd=folder, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() + ("+" if changes.stdout.strip() else "")
+    return head.stdout.strip() + ("+" if status.stdout.strip() else "")
 
 
 def check_exports(plan: Plan, prepare_only: bool = False) -> None:
@@ -394,8 +396,8 @@ def check_exports(plan: Plan, prepare_only: bool = False) -> None:
             f"--export_int8 needs a single process; this is a job of {processes}. Remove the option, and start the same "
             "command with it in one process when the runs are finished: it exports them without training again."
         )
-    if gone := [step.name for step in plan.trainings if unpriced(plan, step, gone=True)]:
-        logger.warning("Not exported, because the models are no longer in %s: %s.", plan.output_dir, ", ".join(gone))
+    if missing := [step.name for step in plan.trainings if unpriced(plan, step, gone=True)]:
+        logger.warning("Not exported, because the models are no longer in %s: %s.", plan.output_dir, ", ".join(missing))
 
 
 def unpriced(plan: Plan, step: Step, *, gone: bool = False) -> dict[str, Any] | None:
@@ -403,8 +405,8 @@ def unpriced(plan: Plan, step: Step, *, gone: bool = False) -> dict[str, Any] | 
     record = read_record(plan.record_file(step)) if step.kind in ("train_tlm", "finetune") else None
     if record is None or record["status"] != FINISHED or INT8 in record:
         return None
-    is_there = any(model_folder(plan, record).glob("*.safetensors"))
-    return record if is_there != gone else None
+    has_model = any(model_folder(plan, record).glob("*.safetensors"))
+    return record if has_model != gone else None
 
 
 def add_int8_price(plan: Plan, step: Step) -> None:
@@ -450,8 +452,8 @@ def int8_price(model: Path, task: Task, scratch: Path) -> dict[str, Any]:
     try:
         record = export_onnx(model, scratch, task=task, max_drop=100).record
         file = record["files"][ONNX_FILES["int8"]]
-        measured = {name: file[name] for name in _MEASURED if name in file}
+        measurements = {name: file[name] for name in _MEASUREMENTS if name in file}
         size = round(megabytes(scratch) + file["bytes"] / 1e6, 3)
-        return {"megabytes": size, **measured, "checked_on": record["checked_on"]["what"]}
+        return {"megabytes": size, **measurements, "checked_on": record["checked_on"]["what"]}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -94,8 +94,8 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
 def parse_task(plan: Plan, step: Step) -> TaskArguments:
     """Parse the step's task, without the other arguments of its recipe."""
     values = {**read_configs(plan.files, step.kind), **plan.values(step)}
-    own = {entry.name: values[entry.name] for entry in fields(TaskArguments) if entry.name in values}
-    (task_args,) = parse(TaskArguments, recipe=step.kind, description="", args=[], values=own)
+    task_values = {entry.name: values[entry.name] for entry in fields(TaskArguments) if entry.name in values}
+    (task_args,) = parse(TaskArguments, recipe=step.kind, description="", args=[], values=task_values)
     return task_args
 
 
@@ -115,19 +115,19 @@ def _make_tokenizer(
     """Train a task's tokenizer on its texts and a sample of the whole corpus, so that it favours no arm's subset."""
     rows = task_args.load().train
     texts = [text for name in columns_of_texts(rows) for text in rows[name][:]]
-    made: dict[str, Any] = {"task_texts": len(texts), "corpus_passages": 0, "corpus": None}
+    details: dict[str, Any] = {"task_texts": len(texts), "corpus_passages": 0, "corpus": None}
     corpus = corpus_args.load(optional=True)
     if corpus is not None and args.passages:
         passages = corpus.to_dataset()
         size = min(args.passages, len(passages))
-        chosen = np.sort(np.random.default_rng(SAMPLE_SEED).choice(len(passages), size, replace=False))
-        texts += passages.select(chosen)["text"][:]
-        made |= {"corpus_passages": size, "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}}
+        sample = np.sort(np.random.default_rng(SAMPLE_SEED).choice(len(passages), size, replace=False))
+        texts += passages.select(sample)["text"][:]
+        details |= {"corpus_passages": size, "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}}
     tokenizer = train_wordpiece(texts, args.vocab_size, lowercase=args.lowercase, max_length=args.max_length)
     with atomic_directory(plan.folder(step)) as work:
         tokenizer.save_pretrained(work)
         write_seal(work)
-    return made | {"vocabulary": len(tokenizer)}
+    return details | {"vocabulary": len(tokenizer)}
 
 
 def damage(plan: Plan, step: Step) -> str | None:
@@ -169,26 +169,26 @@ def _make_selection(
 ) -> dict[str, Any]:
     task, subset = task_args.load(), Subset.open(selection.subset)
     # Selections of one task share a score model and its scores in the cache: one computes them, and the others wait.
-    together: AbstractContextManager = awaited(plan.folder(step).with_name("influence"))
-    together = together if selection.method == "iss" and args.process_index == 0 else nullcontext()
-    with together:
-        begun = time.time()  # The wait for another selection is not counted.
-        smaller = select_part(task, subset, selection, args, model_args)
+    lock: AbstractContextManager = awaited(plan.folder(step).with_name("influence"))
+    lock = lock if selection.method == "iss" and args.process_index == 0 else nullcontext()
+    with lock:
+        start_time = time.time()  # The wait for another selection is not counted.
+        selected = select_part(task, subset, selection, args, model_args)
     if args.process_index == 0:
-        _save_subset(plan, step, smaller)
-    return {"subset": describe_subset(smaller), "wall_seconds": round(time.time() - begun, 1)}
+        _save_subset(plan, step, selected)
+    return {"subset": describe_subset(selected), "wall_seconds": round(time.time() - start_time, 1)}
 
 
 def _make_training(
     plan: Plan, step: Step, task_args: TaskArguments, model_args: ModelArguments, args: Any
 ) -> dict[str, Any]:
-    subset = _subset_of(plan, step)
+    subset = _open_subset(plan, step)
     task = task_args.load()
     run = run_tlm(task, subset, args, model_args)
-    return _of_run(run, task) | {"subset": None if subset is None else describe_subset(subset)}
+    return _describe_run(run, task) | {"subset": None if subset is None else describe_subset(subset)}
 
 
-def _subset_of(plan: Plan, step: Step) -> Subset | None:
+def _open_subset(plan: Plan, step: Step) -> Subset | None:
     folder = step.inputs.get("subset")
     return None if folder is None else Subset.open(str(plan.output_dir / folder))
 
@@ -196,34 +196,34 @@ def _subset_of(plan: Plan, step: Step) -> Subset | None:
 def tokenise(plan: Plan, step: Step) -> None:
     """Tokenise the data of a training from scratch into the cache of `datasets`, as it does before its first step."""
     task_args, model_args, args = parse_step(plan, step, elsewhere=True)
-    subset = _subset_of(plan, step)
+    subset = _open_subset(plan, step)
     # Use default initialization options: initial weights would be computed in vain, as they are not kept.
-    of_init = {entry.name: entry.default for entry in fields(InitializationArguments)}
-    model_args = replace(model_args, **of_init)
+    default_initialization = {entry.name: entry.default for entry in fields(InitializationArguments)}
+    model_args = replace(model_args, **default_initialization)
     prepare(task_args.load(), None if subset is None else subset.dataset, args, model_args)
 
 
 def _make_finetuning(plan: Plan, step: Step, task_args: TaskArguments, checkpoint: Any, args: Any) -> dict[str, Any]:
     task = task_args.load()
-    return _of_run(finetune(task, checkpoint, args), task) | {"checkpoint": asdict(checkpoint)}
+    return _describe_run(finetune(task, checkpoint, args), task) | {"checkpoint": asdict(checkpoint)}
 
 
 def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: BaselineArguments) -> dict[str, Any]:
     task = task_args.load()
-    (made,) = make_baselines(task, args.baseline)
-    made.save(plan.folder(step), task)
+    (baseline,) = make_baselines(task, args.baseline)
+    baseline.save(plan.folder(step), task)
     details = {"task_fingerprint": task.fingerprint, "metric": task.metric, "environment": environment(use_cpu=True)}
-    if made.model is not None:
-        details["price"] = linear_price(made.model, task)
-    details |= _answers(task, {split: said.tolist() for split, said in made.predictions.items()})
-    cost = Cost(seconds=made.seconds).to_dict()
-    return {**details, **made.scores, "cost": cost, "parameters": None, "chosen": made.settings}
+    if baseline.model is not None:
+        details["price"] = linear_price(baseline.model, task)
+    details |= _format_answers(task, {split: predictions.tolist() for split, predictions in baseline.predictions.items()})
+    cost = Cost(seconds=baseline.seconds).to_dict()
+    return {**details, **baseline.scores, "cost": cost, "parameters": None, "chosen": baseline.settings}
 
 
 def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str, Any]:
     """Score the average of the seeds' stored predictions, and add up the seeds' costs."""
     steps = [plan.by_name[name] for name in step.inputs.values()]
-    records = [record for made in steps if (record := read_record(plan.record_file(made)))]
+    records = [record for training in steps if (record := read_record(plan.record_file(training)))]
     seeds = [seed_folder(model_folder(plan, record), record["seed"]) for record in records]
     task = task_args.load()
     scores = averaged_scores(task, seeds, "Copy the file again, or delete the record of its run and make the table again.")
@@ -234,39 +234,41 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
         )
     names = ("task_fingerprint", "metric", "environment", "subset")
     details: dict[str, Any] = {name: records[0][name] for name in names if name in records[0]}
-    details |= _compared(task, {split: seed_answers(task, seeds, split) for split in scores})
-    details |= _taught_and_priced(records)
-    cost = _added([record["cost"] for record in records])
+    details |= _describe_predictions(task, {split: seed_answers(task, seeds, split) for split in scores})
+    details |= _add_up_teachers_and_prices(records)
+    cost = _add_up([record["cost"] for record in records])
     parameters = sum(record["parameters"] for record in records)
     return {**details, **scores, "averaged": len(records), "cost": cost, "parameters": parameters}
 
 
-def _taught_and_priced(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _add_up_teachers_and_prices(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the total cost of the teachers of these runs, and the total price of their models, if all records have one."""
-    found: dict[str, Any] = {}
+    totals: dict[str, Any] = {}
     if teachers := [record["teacher"] for record in records if "teacher" in record]:
-        found["teacher"] = _teachers_together(teachers)
+        totals["teacher"] = _add_up_teachers(teachers)
     if all("price" in record for record in records):
-        of_each = ("megabytes", "parameters", "milliseconds")  # Not texts per second, which cannot be added.
-        found["price"] = _added([{name: record["price"].get(name, {}) for name in of_each} for record in records])
-    return found
+        price_keys = ("megabytes", "parameters", "milliseconds")  # Not texts per second, which cannot be added.
+        totals["price"] = _add_up([{name: record["price"].get(name, {}) for name in price_keys} for record in records])
+    return totals
 
 
-def _teachers_together(teachers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _add_up_teachers(teachers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the total cost of teachers: predicting counts for each, and training once for a teacher that seeds share."""
-    asking = [{**one, "training": None} for one in teachers]
-    trained = {str(one["training"]): {"training": one["training"]} for one in teachers if one.get("training")}
-    parts = [*asking, *trained.values()]
-    return {name: sum(teacher_cost(one, name) for one in parts) for name in ("flops", "seconds")}
+    asking = [{**teacher, "training": None} for teacher in teachers]
+    trainings = {
+        str(teacher["training"]): {"training": teacher["training"]} for teacher in teachers if teacher.get("training")
+    }
+    cost_records = [*asking, *trainings.values()]
+    return {name: sum(teacher_cost(teacher, name) for teacher in cost_records) for name in ("flops", "seconds")}
 
 
-def _added(several: Sequence[Any]) -> dict[str, Any]:
+def _add_up(mappings: Sequence[Any]) -> dict[str, Any]:
     """Sum the numbers that all of these mappings have, recursively in nested mappings."""
     total: dict[str, Any] = {}
-    for name in several[0]:
-        values = [one.get(name) for one in several]
+    for name in mappings[0]:
+        values = [mapping.get(name) for mapping in mappings]
         if all(isinstance(value, Mapping) for value in values):
-            total[name] = _added(values)
+            total[name] = _add_up(values)
         elif all(isinstance(value, (int, float)) for value in values):
             total[name] = sum(values)
     return total
@@ -284,28 +286,30 @@ RECIPES: Mapping[str, tuple[Callable[..., dict[str, Any]], tuple[type, ...]]] = 
 }
 
 
-def _of_run(run: Any, task: Task) -> dict[str, Any]:
+def _describe_run(run: Any, task: Task) -> dict[str, Any]:
     """Return the record of a run with one seed: its scores, its predictions, the task's facts and the environment."""
     names = ("task_fingerprint", "metric", "environment", "teacher")
     details = {name: run.details[name] for name in names if name in run.details}
     (record,) = run.seeds
-    home = run.output_dir / f"round-{run.details['round']}" if "round" in run.details else run.output_dir
-    folder = seed_folder(home, record["seed"])
-    details |= _compared(task, {split: seed_answers(task, [folder], split) for split in SPLITS if split in record})
+    run_folder = run.output_dir / f"round-{run.details['round']}" if "round" in run.details else run.output_dir
+    folder = seed_folder(run_folder, record["seed"])
+    details |= _describe_predictions(
+        task, {split: seed_answers(task, [folder], split) for split in SPLITS if split in record}
+    )
     return details | {name: value for name, value in record.items() if name != "seed"}
 
 
-def _compared(task: Task, said: Mapping[str, Answers | None]) -> dict[str, Any]:
+def _describe_predictions(task: Task, answers_by_split: Mapping[str, Answers | None]) -> dict[str, Any]:
     """Return what a table compares models by: their predictions, and their scores when averaged with the linear model."""
-    if any(answers is None for answers in said.values()):
+    if any(answers is None for answers in answers_by_split.values()):
         return {}
-    answers = {split: answers for split, answers in said.items() if answers is not None}
-    together = with_linear(task, answers)
-    classes = {split: classes_of(task, one) for split, one in answers.items()}
-    return {**_answers(task, classes), **({"with_linear": together} if together else {})}
+    answers = {split: answers for split, answers in answers_by_split.items() if answers is not None}
+    scores_with_linear = with_linear(task, answers)
+    classes = {split: classes_of(task, predictions) for split, predictions in answers.items()}
+    return {**_format_answers(task, classes), **({"with_linear": scores_with_linear} if scores_with_linear else {})}
 
 
-def _answers(task: Task, classes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def _format_answers(task: Task, classes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Return labels and predictions of the last split as strings of numbers; empty for a large split.
 
     classes: split -> class indices, one for each row.
@@ -313,20 +317,20 @@ def _answers(task: Task, classes: Mapping[str, Sequence[int]]) -> dict[str, Any]
     split = list(classes)[-1]
     if len(classes[split]) > MOST_ANSWERS:
         return {}
-    parts = {"labels": task.splits[split]["label"], "predictions": classes[split]}
-    return {"answers": {"split": split, **{name: " ".join(map(str, of)) for name, of in parts.items()}}}
+    columns = {"labels": task.splits[split]["label"], "predictions": classes[split]}
+    return {"answers": {"split": split, **{name: " ".join(map(str, values)) for name, values in columns.items()}}}
 
 
 def describe_subset(subset: Subset) -> dict[str, Any]:
     """Return what a table shows of a subset: how it was retrieved and selected, from which corpus, and its size."""
-    made = subset.manifest
+    manifest = subset.manifest
     names = ("method", "fraction", "layer", "parameters", "score_model", "size", "of")
-    selection = made.get("selection")
+    selection = manifest.get("selection")
     return {
         "passages": len(subset),
-        "retriever": made["retriever"],
-        "top_k": made.get("top_k"),
-        "corpus": made["corpus"],
+        "retriever": manifest["retriever"],
+        "top_k": manifest.get("top_k"),
+        "corpus": manifest["corpus"],
         "selection": selection and {name: selection[name] for name in names if name in selection},
     }
 
@@ -352,22 +356,22 @@ def read_record(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def _is_record(found: Mapping[str, Any]) -> bool:
+def _is_record(record: Mapping[str, Any]) -> bool:
     """Return whether an object has the fields of a record that tables need."""
-    if found.get("status") not in ("finished", "failed") or not isinstance(found.get("settings"), dict):
+    if record.get("status") not in ("finished", "failed") or not isinstance(record.get("settings"), dict):
         return False
-    ended = found["status"] == "finished"
-    if not all(isinstance(found.get(name), str) for name in ("name", "kind", *([] if ended else ["error"]))):
+    is_finished = record["status"] == "finished"
+    if not all(isinstance(record.get(name), str) for name in ("name", "kind", *([] if is_finished else ["error"]))):
         return False
-    if not ended or found["kind"] not in TRAININGS:
+    if not is_finished or record["kind"] not in TRAININGS:
         return True
-    metric, cost = found.get("metric"), found.get("cost")
-    scores = [found[split] for split in SPLITS if split in found]
+    metric, cost = record.get("metric"), record.get("cost")
+    scores = [record[split] for split in SPLITS if split in record]
     return (
-        type(found.get("seed")) is int
+        type(record.get("seed")) is int
         and isinstance(metric, str)
         and isinstance(cost, dict)
         and all(isinstance(cost.get(name), (int, float)) for name in COSTS)
         and all(isinstance(score, dict) and isinstance(score.get(metric), (int, float)) for score in scores)
-        and isinstance(found.get("subset") or {}, dict)
+        and isinstance(record.get("subset") or {}, dict)
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCORES = ("validation", "test")
 MEASURES = (*SCORES, "subset hours")  # Measures of published figures.
 OVER_LINEAR, WITH_LINEAR = "over linear", "with linear"
-_PRICED = "128"  # Number of tokens of the text whose time is shown.
+_PRICED_LENGTH = "128"  # Number of tokens of the text whose time is shown.
 MAX_COMMANDS = 4  # Most commands that a page names; processes that share a table may have different ones.
 
 
@@ -62,9 +62,9 @@ class Row:
     @property
     def with_linear(self) -> dict[str, Any] | None:
         """Scores of each model averaged with the linear one, on the last split: mean, deviation, n and values."""
-        found = [entry(run, "with_linear", "test" if "test" in run else "validation", run["metric"]) for run in self.runs]
-        known = found and all(isinstance(one, float) for one in found)
-        return aggregate([{"score": one} for one in found])["score"] if known else None
+        scores = [entry(run, "with_linear", "test" if "test" in run else "validation", run["metric"]) for run in self.runs]
+        is_complete = scores and all(isinstance(score, float) for score in scores)
+        return aggregate([{"score": score} for score in scores])["score"] if is_complete else None
 
     def cost(self, name: str) -> float | None:
         """Return the mean over seeds of an entry of `Cost`."""
@@ -72,13 +72,13 @@ class Row:
 
     def teacher_cost(self, name: str) -> float | None:
         """Return seconds or FLOPs of the teacher's predictions and training, mean over seeds; None without a teacher."""
-        taught = [teacher_cost(run["teacher"], name) for run in self.runs if "teacher" in run]
-        return fmean(taught) if taught else None
+        costs = [teacher_cost(run["teacher"], name) for run in self.runs if "teacher" in run]
+        return fmean(costs) if costs else None
 
-    def beside(self, measure: str) -> list[str]:
+    def published_scores(self, measure: str) -> list[str]:
         """Return the published figures of this arm for its task, each with its table."""
-        shown = [PUBLISHED[name].show(self.task) for name in self.published if PUBLISHED[name].measure == measure]
-        return [text for text in shown if text is not None]
+        texts = [PUBLISHED[name].show(self.task) for name in self.published if PUBLISHED[name].measure == measure]
+        return [text for text in texts if text is not None]
 
     def to_dict(self) -> dict[str, Any]:
         first = self.runs[0] if self.runs else {}
@@ -127,14 +127,14 @@ class Table:
         linear = {row.task: row for row in self.rows if row.arm == LINEAR}
         for row in self.rows:
             if row.arm not in BASELINES and row.task in linear:
-                row.lead = _lead(row.runs, linear[row.task].runs)
+                row.lead = _compute_lead(row.runs, linear[row.task].runs)
         self.records = [record for step in plan.trainings if (record := records[step.name]) is not None]
 
     @property
-    def _taught(self) -> bool:
+    def _has_teachers(self) -> bool:
         return any("teacher" in run for row in self.rows for run in row.runs)
 
-    def _priced(self, *names: str) -> bool:
+    def _has_entry(self, *names: str) -> bool:
         return any(entry(run, *names) for row in self.rows for run in row.runs)
 
     @property
@@ -174,10 +174,10 @@ class Table:
             runs = [run for row in self.rows if row.task == task for run in row.runs]
             splits = [split for split in SCORES if any(split in run for run in runs)] or ["validation"]
             for split in splits if len(tasks) == 1 else splits[-1:]:
-                named = split if len(tasks) == 1 else task if split == "test" else f"{task} {split}"
-                heads[f"{named} ({runs[0]['metric']})" if runs else named] = (task, split)
+                head = split if len(tasks) == 1 else task if split == "test" else f"{task} {split}"
+                heads[f"{head} ({runs[0]['metric']})" if runs else head] = (task, split)
         lines = [
-            {"arm": arm, **{head: _score(rows.get((task, arm)), split) for head, (task, split) in heads.items()}}
+            {"arm": arm, **{name: _format_row_score(rows.get((task, arm)), split) for name, (task, split) in heads.items()}}
             for arm in arms
         ]
         return "\n\n".join([format_table(lines, ["arm", *heads]), *self._progress()])
@@ -185,60 +185,69 @@ class Table:
     def _progress(self) -> list[str]:
         """Return paragraphs that say how many runs are finished, what failed and what is left out."""
         finished = sum(len(row.runs) for row in self.rows)
-        rest = self.total - finished - len(self.failures)
+        remaining = self.total - finished - len(self.failures)
         state = f"{finished} of {self.total} runs are finished" + f", {len(self.failures)} failed" * bool(self.failures)
-        parts = [state + (f", {rest} to be done." if rest else ".")]
+        paragraphs = [state + (f", {remaining} to be done." if remaining else ".")]
         if self.failures:
-            parts.append("Failed:\n\n" + "\n".join(f"- {text}" for text in self.failures))
+            paragraphs.append("Failed:\n\n" + "\n".join(f"- {text}" for text in self.failures))
         if self.plan.left_out:
-            parts.append("Left out:\n\n" + "\n".join(f"- {text}" for text in self.plan.left_out))
-        return parts
+            paragraphs.append("Left out:\n\n" + "\n".join(f"- {text}" for text in self.plan.left_out))
+        return paragraphs
 
     @cached_property
     def _columns(self) -> list[str]:
-        beside = [f"published {m}" for m in MEASURES if any(row.beside(m) for row in self.rows)]
+        published = [f"published {m}" for m in MEASURES if any(row.published_scores(m) for row in self.rows)]
         costs = ("passages", "subset hours", "real tokens", "FLOPs", "hours")
         # Records of earlier versions have no price, or a price in 8 bits without memory.
-        memory = ("memory MB int8",) if self._priced("int8", "memory_megabytes") else ()
-        price = ("MB", "ms a text") if self._priced("price") else ()
-        int8 = ("MB int8", *memory, "ms a text int8", "int8 drop") if self._priced("int8") else ()
-        taught = ("teacher FLOPs", "teacher hours") if self._taught else ()
+        memory = ("memory MB int8",) if self._has_entry("int8", "memory_megabytes") else ()
+        price = ("MB", "ms a text") if self._has_entry("price") else ()
+        int8 = ("MB int8", *memory, "ms a text int8", "int8 drop") if self._has_entry("int8") else ()
+        teacher = ("teacher FLOPs", "teacher hours") if self._has_teachers else ()
         lead = (OVER_LINEAR,) if any(row.lead for row in self.rows) else ()
-        together = (WITH_LINEAR,) if any(row.with_linear for row in self.rows) else ()
-        return [*("task", "metric", "arm", "seeds", *SCORES), *lead, *together, *beside, *costs, *taught, *price, *int8]
+        with_linear = (WITH_LINEAR,) if any(row.with_linear for row in self.rows) else ()
+        return [
+            *("task", "metric", "arm", "seeds", *SCORES),
+            *lead,
+            *with_linear,
+            *published,
+            *costs,
+            *teacher,
+            *price,
+            *int8,
+        ]
 
     def _cells(self, row: Row) -> dict[str, Any]:
-        known = row.to_dict()
-        cost, lead = known["cost"], [f"{100 * points:+.1f}" for points in (known["over_linear"] or {}).values()]
+        values = row.to_dict()
+        cost, lead = values["cost"], [f"{100 * points:+.1f}" for points in (values["over_linear"] or {}).values()]
         return {
             "task": row.task,
-            "metric": known["metric"] or "",
+            "metric": values["metric"] or "",
             "arm": row.arm,
             "seeds": row.finished,
-            **{split: known[split] or ("failed" if row.failed and not row.runs else "") for split in SCORES},
+            **{split: values[split] or ("failed" if row.failed and not row.runs else "") for split in SCORES},
             OVER_LINEAR: "{} ({} to {})".format(*lead) if lead else "",
-            WITH_LINEAR: known["with_linear"] or "",
-            **{f"published {measure}": "; ".join(row.beside(measure)) for measure in MEASURES},
-            "passages": "" if known["passages"] is None else f"{known['passages']:,}",
-            "subset hours": _hours(row.subset_seconds),
+            WITH_LINEAR: values["with_linear"] or "",
+            **{f"published {measure}": "; ".join(row.published_scores(measure)) for measure in MEASURES},
+            "passages": "" if values["passages"] is None else f"{values['passages']:,}",
+            "subset hours": _format_hours(row.subset_seconds),
             "real tokens": "" if cost["real_tokens"] is None else f"{cost['real_tokens']:,.0f}",
             "FLOPs": "" if cost["flops"] is None else f"{cost['flops']:.3g}",
-            "hours": _hours(cost["seconds"]),
-            "teacher FLOPs": f"{known['teacher_flops']:.3g}" if known["teacher_flops"] else "",
-            "teacher hours": _hours(known["teacher_seconds"]),
-            "MB": _mean(row, "price", "megabytes"),
-            "ms a text": _mean(row, "price", "milliseconds", _PRICED),
-            "MB int8": _mean(row, "int8", "megabytes"),
-            "memory MB int8": _mean(row, "int8", "memory_megabytes"),
-            "ms a text int8": _mean(row, "int8", "milliseconds", _PRICED),
-            "int8 drop": _mean(row, "int8", "drop"),
+            "hours": _format_hours(cost["seconds"]),
+            "teacher FLOPs": f"{values['teacher_flops']:.3g}" if values["teacher_flops"] else "",
+            "teacher hours": _format_hours(values["teacher_seconds"]),
+            "MB": _format_mean(row, "price", "megabytes"),
+            "ms a text": _format_mean(row, "price", "milliseconds", _PRICED_LENGTH),
+            "MB int8": _format_mean(row, "int8", "megabytes"),
+            "memory MB int8": _format_mean(row, "int8", "memory_megabytes"),
+            "ms a text int8": _format_mean(row, "int8", "milliseconds", _PRICED_LENGTH),
+            "int8 drop": _format_mean(row, "int8", "drop"),
         }
 
     def _notes(self) -> str:
         """Return notes on how the runs were made, on the table's columns, and on how much larger the papers' runs were."""
         runs = [run for row in self.rows for run in row.runs]
         scratch = [run for run in runs if run["kind"] == "train_tlm"]
-        places = [run["environment"] for run in runs]
+        environments = [run["environment"] for run in runs]
         corpora = [corpus for run in scratch if (corpus := (run["subset"] or {}).get("corpus"))]
         text = _template().render(
             **{"runs": runs, "rows": self.rows, "scratch": scratch, "columns": self._columns, "published": self.published},
@@ -247,7 +256,10 @@ class Table:
             commands=Counter(run["started_by"] for run in runs).most_common(),
             # 12 digits, and `+` if there were changes.
             commits=dict.fromkeys(run["commit"][:12] + run["commit"][40:] for run in runs if run["commit"]),
-            machines=dict.fromkeys(on.get("accelerator") or f"{on['processor']}, {on['cpu_cores']} cores" for on in places),
+            machines=dict.fromkeys(
+                machine.get("accelerator") or f"{machine['processor']}, {machine['cpu_cores']} cores"
+                for machine in environments
+            ),
             stage_1=any(list(run.get("stages", ())) == ["1"] for run in runs),
             baselines=[run for run in runs if run["kind"] == "baseline"],
             int8=[run["int8"] for run in runs if run.get("int8")],
@@ -264,12 +276,12 @@ def _template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(loader=jinja2.PackageLoader("hf_tlm.experiments"), trim_blocks=True)
-    environment.globals |= {"papers": PAPERS, "times": _times, "span": _range}
+    environment.globals |= {"papers": PAPERS, "times": _format_ratio, "span": _format_range}
     environment.globals["smallest"] = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
     return environment.get_template("notes.md")
 
 
-def _score(row: Row | None, split: str) -> str:
+def _format_row_score(row: Row | None, split: str) -> str:
     """Format a score, with the number of finished seeds if some are missing."""
     if row is None or not row.runs:
         return "failed" if row and row.failed else ""
@@ -277,15 +289,15 @@ def _score(row: Row | None, split: str) -> str:
     return format_score(score) + (f" ({row.finished})" if len(row.runs) < row.seeds else "") if score else ""
 
 
-def _lead(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> Lead | None:
+def _compute_lead(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> Lead | None:
     """Return the lead of runs over others of the same task; None if predictions are missing, or are of other texts."""
     sides = [[run["answers"] for run in side if _is_answers(run.get("answers"))] for side in (runs, others)]
     if not all(sides) or [len(side) for side in sides] != [len(runs), len(others)]:
         return None
-    if len({(one["split"], one["labels"]) for side in sides for one in side}) > 1:
+    if len({(answers["split"], answers["labels"]) for side in sides for answers in side}) > 1:
         return None
-    said = tuple(tuple(one["predictions"] for one in side) for side in sides)
-    return _lead_of(runs[0]["metric"], sides[0][0]["labels"], *said)
+    predictions = tuple(tuple(answers["predictions"] for answers in side) for side in sides)
+    return _bootstrap_lead(runs[0]["metric"], sides[0][0]["labels"], *predictions)
 
 
 def _is_answers(value: Any) -> bool:
@@ -293,33 +305,33 @@ def _is_answers(value: Any) -> bool:
     if not isinstance(value, Mapping) or not all(isinstance(value.get(n), str) for n in ("split", "labels", "predictions")):
         return False
     labels, predictions = value["labels"].split(), value["predictions"].split()
-    numbers = all(part.isdecimal() and len(part) < 6 for part in (*labels, *predictions))
-    return numbers and 0 < len(labels) == len(predictions)
+    are_numbers = all(word.isdecimal() and len(word) < 6 for word in (*labels, *predictions))
+    return are_numbers and 0 < len(labels) == len(predictions)
 
 
 @cache
-def _lead_of(metric: str, labels: str, first: tuple[str, ...], second: tuple[str, ...]) -> Lead:
+def _bootstrap_lead(metric: str, labels: str, first: tuple[str, ...], second: tuple[str, ...]) -> Lead:
     """Compute a lead by paired bootstrap; cached, because the table is built again after every run."""
     truth = [int(label) for label in labels.split()]
-    ours, others = ([scorer(metric, truth, list(map(int, one.split()))) for one in side] for side in (first, second))
+    ours, others = ([scorer(metric, truth, list(map(int, run.split()))) for run in side] for side in (first, second))
     return paired_bootstrap(ours, others, len(truth))
 
 
-def _times(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     """Format a ratio with two significant digits: 290,000, 21, 0.35."""
     return f"{float(f'{ratio:.1e}'):,.15g}"
 
 
-def _hours(seconds: float | None) -> str:
+def _format_hours(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds / 3600:.2g}"
 
 
-def _mean(row: Row, *names: str) -> str:
+def _format_mean(row: Row, *names: str) -> str:
     """Format the mean over seeds of an entry of the records, by its nested keys; empty if a record lacks it."""
-    found = [value for run in row.runs if (value := entry(run, *names)) is not None]
-    return f"{fmean(found):.3g}" if found and len(found) == len(row.runs) else ""
+    values = [value for run in row.runs if (value := entry(run, *names)) is not None]
+    return f"{fmean(values):.3g}" if values and len(values) == len(row.runs) else ""
 
 
-def _range(values: Sequence[float]) -> str:
+def _format_range(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

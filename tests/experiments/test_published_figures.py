@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hf_tlm.experiments import PUBLISHED, Arm
-from hf_tlm.experiments.published import BESIDE, EIGHT, PAPERS
+from hf_tlm.experiments.published import EIGHT, PAPERS, PUBLISHED_BY_ARM
 from hf_tlm.tasks import TASKS
 
 NAMES = {*TASKS, "average"}
@@ -76,9 +76,9 @@ def test_figure_is_shown_with_deviation_and_source():
 
 
 def test_rows_shown_beside_arms_exist():
-    assert {row for rows in BESIDE.values() for row in rows} <= set(PUBLISHED)
+    assert {row for rows in PUBLISHED_BY_ARM.values() for row in rows} <= set(PUBLISHED)
     for name in ("task only", "random", "BM25", "BM25 + ISS 20%", "BM25 20%", "pretrained"):
-        assert Arm.read(name).published == BESIDE[name.lower()]
+        assert Arm.read(name).published == PUBLISHED_BY_ARM[name.lower()]
 
 
 def numbers(text):

@@ -662,7 +662,9 @@ def test_tables_share_equal_runs(work, tmp_path, faked):
     assert "| K = 4 " in (tmp_path / "out/top_k.md").read_text() and (tmp_path / "out/results.md").is_file()
     file, before = tmp_path / "out/runs/scierc.k-6.seed-0.json", (tmp_path / "out/runs/scierc.k-6.seed-0.json").read_text()
     step = next(step for step in plan.trainings if step.name == "scierc/k-6/seed-0")
-    assert MODULE._taken_over(plan, step) and file.read_text() == before, "finished by another process: no copy of itself"
+    assert MODULE._adopt_equal_run(plan, step) and file.read_text() == before, (
+        "finished by another process: no copy of itself"
+    )
     for name in ("a/b", ""):
         with pytest.raises(ReproductionError, match=f"A table's name may have lower-case letters.*; received '{name}'"):
             plan_of_arms(work, tmp_path / "out", table_name=name)

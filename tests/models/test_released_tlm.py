@@ -264,7 +264,7 @@ def test_max_length_of_evaluation_follows_the_task(folder, tmp_path, monkeypatch
     monkeypatch.setattr(
         home, "tokenize", lambda rows, tokenizer, most, **how: cut.append(most) or tokenize(rows, tokenizer, most)
     )
-    monkeypatch.setattr(home, "_order", lambda model, classes, task: list(range(len(task.label_names))))
+    monkeypatch.setattr(home, "_match_classes", lambda model, classes, task: list(range(len(task.label_names))))
     converted = tmp_path / "converted"
     convert_legacy(str(folder(published())), converted)
     task = load_task(str(tmp_path / name))

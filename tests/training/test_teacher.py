@@ -84,7 +84,16 @@ def teacher_code_fails(monkeypatch):
         monkeypatch.setattr(Teacher, name, refuse)
     for name in ("__init__", "count", "__call__"):
         monkeypatch.setattr(TeacherLoss, name, refuse)
-    for name in ("LinearTeacher", "ModelTeacher", "TableTeacher", "_answers", "_ends", "_made", "_say", "read_mapping"):
+    for name in (
+        "LinearTeacher",
+        "ModelTeacher",
+        "TableTeacher",
+        "_get_answers",
+        "_passage_ends",
+        "_create_teacher",
+        "_log_report",
+        "read_mapping",
+    ):
         monkeypatch.setattr(ask, name, refuse)
 
 

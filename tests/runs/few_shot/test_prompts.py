@@ -189,7 +189,7 @@ def test_truncation_keeps_the_mask_template_and_label_words(tokenizer, shown):
     lengths = [(1, 1), (1, 60), (60, 1), (60, 60), (3, 200)]
     rows = Dataset.from_list([{"text": "gene " * a, "text_pair": "cell " * b} for a, b in lengths])
     encoded = encoder.encode(rows)
-    shape = [part for part in encoder._words if part is not None]
+    shape = [part for part in encoder._part_ids if part is not None]
     for texts in encoded:
         filled = encoder.fill(texts, [(encoded[3], 1), (encoded[4], 0)][:shown])
         ids, position = filled["input_ids"], filled["mask_position"]
@@ -218,7 +218,7 @@ def test_truncation_equals_that_of_lm_bff(tokenizer, limits, shown):
         whole, rows = list(encoder._prefix), [(texts, tokenizer.mask_token_id)]
         rows += [(shown_texts, encoder.word_ids[label]) for shown_texts, label in answered]
         for number, (row, answer) in enumerate(rows):
-            for part, words in zip(encoder.prompt.parts, encoder._words, strict=True):
+            for part, words in zip(encoder.prompt.parts, encoder._part_ids, strict=True):
                 if words is not None:
                     whole += words
                 elif part.kind == "mask":
@@ -240,7 +240,7 @@ def test_limits_apply_before_the_longest_are_truncated(tokenizer):
     encoder = PromptEncoder(tokenizer, Prompt(PAIR, YES_NO), 40, 0, 5, None)
     (texts,) = encoder.encode(Dataset.from_list([{"text": "gene " * 30, "text_pair": "cell " * 30}]))
     ids = encoder.fill(texts)["input_ids"]
-    assert len(ids) == 40 and ids[1:6] == texts[0][:5] and ids[6] == encoder._words[1][0]
+    assert len(ids) == 40 and ids[1:6] == texts[0][:5] and ids[6] == encoder._part_ids[1][0]
     longest = PromptEncoder(tokenizer, Prompt(PAIR, YES_NO), 40).fill(texts)["input_ids"]
     assert longest[1:15] == texts[0][:14], "without a limit both texts are cut to one length"
 
