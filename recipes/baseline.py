@@ -17,7 +17,7 @@ from pathlib import Path
 from hf_tlm import runs
 from hf_tlm.config import parse, run
 from hf_tlm.runs import BaselineArguments
-from hf_tlm.runs.arguments import names_of
+from hf_tlm.runs.arguments import baseline_names
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.locks import owned
@@ -48,7 +48,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         # 2. The output folders. They are checked and locked before anything is fitted.
         if args.output_dir is not None:
-            for folder in map(args.folder, names_of(baseline_args.baseline)):
+            for folder in map(args.folder, baseline_names(baseline_args.baseline)):
                 check_writable(folder)
                 stack.enter_context(owned(folder))
 

@@ -20,7 +20,7 @@ from hf_tlm import analysis, runs
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import ExportArguments
-from hf_tlm.runs.arguments import check_models, without_texts
+from hf_tlm.runs.arguments import check_models, missing_texts_error
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import option
@@ -54,13 +54,13 @@ def main() -> None:
     if task is None and args.without_texts:
         first = args.model_name_or_path[0]
         if not os.path.exists(first):
-            raise without_texts(
+            raise missing_texts_error(
                 args.without_texts, f"There is no local folder {first}, and a model on the Hub names no task. "
             )
         try:
             task, place = analysis.task_of_run(first)
         except HfTlmError as error:
-            raise without_texts(args.without_texts, f"{error} ") from None
+            raise missing_texts_error(args.without_texts, f"{error} ") from None
         print(f"task        {place}, as the run was trained on it")
 
     # 3. Export, and check.

@@ -24,7 +24,7 @@ from hf_tlm.models.arguments import InitializationArguments
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.retrieval.subset import discard_damaged, subset_problem
 from hf_tlm.runs.arguments import BaselineArguments
-from hf_tlm.runs.averaging import Answers, averaged_scores, classes_of, seed_answers, with_linear
+from hf_tlm.runs.averaging import Predictions, averaged_scores, class_indices, score_with_linear, seed_predictions
 from hf_tlm.runs.baselines import make_baselines
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.runs.price import linear_price
@@ -234,7 +234,7 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
         )
     names = ("task_fingerprint", "metric", "environment", "subset")
     details: dict[str, Any] = {name: records[0][name] for name in names if name in records[0]}
-    details |= _describe_predictions(task, {split: seed_answers(task, seeds, split) for split in scores})
+    details |= _describe_predictions(task, {split: seed_predictions(task, seeds, split) for split in scores})
     details |= _add_up_teachers_and_prices(records)
     cost = _add_up([record["cost"] for record in records])
     parameters = sum(record["parameters"] for record in records)
@@ -294,18 +294,18 @@ def _describe_run(run: Any, task: Task) -> dict[str, Any]:
     run_folder = run.output_dir / f"round-{run.details['round']}" if "round" in run.details else run.output_dir
     folder = seed_folder(run_folder, record["seed"])
     details |= _describe_predictions(
-        task, {split: seed_answers(task, [folder], split) for split in SPLITS if split in record}
+        task, {split: seed_predictions(task, [folder], split) for split in SPLITS if split in record}
     )
     return details | {name: value for name, value in record.items() if name != "seed"}
 
 
-def _describe_predictions(task: Task, answers_by_split: Mapping[str, Answers | None]) -> dict[str, Any]:
+def _describe_predictions(task: Task, answers_by_split: Mapping[str, Predictions | None]) -> dict[str, Any]:
     """Return what a table compares models by: their predictions, and their scores when averaged with the linear model."""
     if any(answers is None for answers in answers_by_split.values()):
         return {}
     answers = {split: answers for split, answers in answers_by_split.items() if answers is not None}
-    scores_with_linear = with_linear(task, answers)
-    classes = {split: classes_of(task, predictions) for split, predictions in answers.items()}
+    scores_with_linear = score_with_linear(task, answers)
+    classes = {split: class_indices(task, predictions) for split, predictions in answers.items()}
     return {**_format_answers(task, classes), **({"with_linear": scores_with_linear} if scores_with_linear else {})}
 
 

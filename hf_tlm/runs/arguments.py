@@ -16,11 +16,11 @@ from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, named, o
 
 MAJORITY, LINEAR = "majority class", "linear"
 # Options of the machine, on which predictions depend only by rounding.
-MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
-_OF_ONNX = NoEffect("backend", ("torch",), "without --backend onnx. Leave it out.")
-_OF_TORCH = NoEffect("backend", ("onnx",), "with --backend onnx. Leave it out.")
+MACHINE_OPTIONS = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
+_WITHOUT_ONNX = NoEffect("backend", ("torch",), "without --backend onnx. Leave it out.")
+_WITH_ONNX = NoEffect("backend", ("onnx",), "with --backend onnx. Leave it out.")
 _WITHOUT_PREDICT = NoEffect("predict", (None,), "without predict. Give --predict a file.")
-_OF_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
+_WITHOUT_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
 
 
 @dataclass
@@ -74,17 +74,17 @@ class BaselineArguments:
     )
 
 
-def names_of(baseline: str) -> list[str]:
+def baseline_names(baseline: str) -> list[str]:
     """Return the names of the baselines that a choice of `BaselineArguments.baseline` stands for."""
     return [MAJORITY, LINEAR] if baseline == "all" else [baseline]
 
 
-def _format(output: str) -> dict[str, Any]:
-    """Return the metadata of the option `predict_format`; output: the name of the option for the path of the predictions."""
+def _format_metadata(output_option: str) -> dict[str, Any]:
+    """Return the metadata of the option `predict_format`; output_option: that of the predictions' path."""
     return {
         "help": "jsonl, csv, tsv, parquet, xlsx: the rows with predictions and probabilities as further columns. txt: one "
-        f"prediction per line. glue: a file for GLUE's leaderboard; {output} is its folder. squad: a JSON object, id "
-        f"-> answer. Default: the suffix of {output}; without {output} jsonl.",
+        f"prediction per line. glue: a file for GLUE's leaderboard; {output_option} is its folder. squad: a JSON object, id "
+        f"-> answer. Default: the suffix of {output_option}; without {output_option} jsonl.",
         "choices": ["jsonl", "csv", "tsv", "parquet", "xlsx", "txt", "glue", "squad"],
     }
 
@@ -100,7 +100,9 @@ class PredictArguments:
     predict_output: Annotated[str | None, _WITHOUT_PREDICT] = option(
         None, "Path of the predictions. Default: a file named like the data in output_dir/predictions."
     )
-    predict_format: Annotated[str | None, _WITHOUT_PREDICT] = field(default=None, metadata=_format("predict_output"))
+    predict_format: Annotated[str | None, _WITHOUT_PREDICT] = field(
+        default=None, metadata=_format_metadata("predict_output")
+    )
 
     def __post_init__(self):
         # Checked now: otherwise the error would appear only at the end of the training.
@@ -129,7 +131,7 @@ class PredictorArguments:
         "Path of the predictions, ending with .csv, .tsv, .xlsx, .jsonl, .parquet or .txt. Default: a .jsonl named like the "
         "data, in the subfolder predictions of the model's folder; for several models, or one on the Hub, in ./predictions.",
     )
-    predict_format: str | None = field(default=None, metadata=_format("output"))
+    predict_format: str | None = field(default=None, metadata=_format_metadata("output"))
     text_column: str | None = option(None, "Column of the texts. Default: as in training; for stock checkpoints text.")
     text_pair_column: str | None = option(None, "Column of the second texts of pairs.")
     separator: str | None = option(
@@ -145,16 +147,16 @@ class PredictorArguments:
         "torch; or onnx: the model is a folder written by hf-tlm export, which onnxruntime runs on the CPU.",
         choices=["torch", "onnx"],
     )
-    onnx_dtype: Annotated[str, _OF_ONNX] = option(
+    onnx_dtype: Annotated[str, _WITHOUT_ONNX] = option(
         "fp32", "File of the export to run: fp32, int8, fp16.", choices=["fp32", "int8", "fp16"]
     )
-    num_threads: Annotated[int | None, _OF_ONNX] = option(None, "Threads of onnxruntime. Default: one per core.")
-    trust_remote_code: Annotated[bool, _OF_TORCH] = option(False, "Run code that comes with the checkpoint.")
+    num_threads: Annotated[int | None, _WITHOUT_ONNX] = option(None, "Threads of onnxruntime. Default: one per core.")
+    trust_remote_code: Annotated[bool, _WITH_ONNX] = option(False, "Run code that comes with the checkpoint.")
     per_device_eval_batch_size: int = option(64, "Texts per device and batch.")
-    dataloader_num_workers: Annotated[int, _OF_TORCH] = option(0, "Processes that prepare batches.")
-    use_cpu: Annotated[bool, _OF_TORCH] = option(False, "Compute on the CPU even if there is a GPU.")
-    bf16_full_eval: Annotated[bool, _OF_TORCH] = option(False, "Compute in bfloat16.")
-    fp16_full_eval: Annotated[bool, _OF_TORCH] = option(False, "Compute in float16.")
+    dataloader_num_workers: Annotated[int, _WITH_ONNX] = option(0, "Processes that prepare batches.")
+    use_cpu: Annotated[bool, _WITH_ONNX] = option(False, "Compute on the CPU even if there is a GPU.")
+    bf16_full_eval: Annotated[bool, _WITH_ONNX] = option(False, "Compute in bfloat16.")
+    fp16_full_eval: Annotated[bool, _WITH_ONNX] = option(False, "Compute in float16.")
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)
@@ -163,9 +165,9 @@ class PredictorArguments:
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments of `hf_tlm.runs.predict`."""
-        others = ("model_name_or_path", "data", "output", "text_column", "text_pair_column")
-        own = {name: value for name, value in vars(self).items() if name not in others}
-        return own | {"text_columns": text_columns(self.text_column, self.text_pair_column)}
+        excluded = ("model_name_or_path", "data", "output", "text_column", "text_pair_column")
+        arguments = {name: value for name, value in vars(self).items() if name not in excluded}
+        return arguments | {"text_columns": text_columns(self.text_column, self.text_pair_column)}
 
 
 @dataclass
@@ -211,14 +213,14 @@ class ExportArguments:
         None,
         "Folder for a web page that classifies in the browser, from its own files alone; an earlier page there is replaced.",
     )
-    page_texts: Annotated[list[str], _OF_PAGE] = option(
+    page_texts: Annotated[list[str], _WITHOUT_PAGE] = option(
         help="Example texts on the page, which everyone who opens it can read.", factory=list, nargs="+"
     )
-    page_runtime: Annotated[str | None, _OF_PAGE] = option(
+    page_runtime: Annotated[str | None, _WITHOUT_PAGE] = option(
         None,
         "Folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm fetches what the page needs.",
     )
-    page_model: Annotated[str | None, _OF_PAGE] = option(
+    page_model: Annotated[str | None, _WITHOUT_PAGE] = option(
         None,
         "Public repository of the Hub (owner/name, with @revision if wanted) from which the page loads the model, uploaded "
         "by `hf-tlm publish`. Default: from the page's own folder.",
@@ -244,12 +246,12 @@ class ExportArguments:
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments of `hf_tlm.runs.export_onnx`."""
-        others = ("model_name_or_path", "output_dir", "per_device_eval_batch_size")
-        own = {name: value for name, value in vars(self).items() if name not in others}
-        return own | {"batch_size": self.per_device_eval_batch_size}
+        excluded = ("model_name_or_path", "output_dir", "per_device_eval_batch_size")
+        arguments = {name: value for name, value in vars(self).items() if name not in excluded}
+        return arguments | {"batch_size": self.per_device_eval_batch_size}
 
 
-def without_texts(dtypes: Sequence[str], why: str = "") -> ArgumentsError:
+def missing_texts_error(dtypes: Sequence[str], why: str = "") -> ArgumentsError:
     """Return the error for dtypes that are checked on texts where no texts were given.
 
     why: a sentence for the message, with a space after it, or an empty string.

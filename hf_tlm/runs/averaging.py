@@ -17,7 +17,7 @@ from hf_tlm.errors import ArgumentsError, HfTlmError, ModelError
 from hf_tlm.hub.repo_id import displayed_name
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs.arguments import LINEAR
-from hf_tlm.runs.baselines import linear_answers
+from hf_tlm.runs.baselines import linear_predictions
 from hf_tlm.runs.finetuning.classification import score
 from hf_tlm.runs.prediction_source import Source
 from hf_tlm.runs.records import aggregate
@@ -28,23 +28,23 @@ from hf_tlm.utils.run_files import REPAIR_ADVICE, SEED, predictions_file, read_p
 # Kinds of tasks whose predictions can be averaged.
 KINDS = ("classification", "regression")
 # One answer per row: `prediction` (the name of a class), and `probabilities` by class.
-Answers = Sequence[Mapping[str, Any]]
+Predictions = Sequence[Mapping[str, Any]]
 
 
-def model_names(given: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
+def model_names(models: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
     """Return the names of one or several models as a list.
 
     Raises:
         ArgumentsError: no name was given, or one is a model object instead of a name.
     """
-    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    found = [name for one in names if (name := named("model_name_or_path", one, ArgumentsError)) is not None]
-    if not found:
+    candidates = list(models) if isinstance(models, Iterable) and not isinstance(models, str) else [models]
+    names = [name for model in candidates if (name := named("model_name_or_path", model, ArgumentsError)) is not None]
+    if not names:
         raise ArgumentsError("model_name_or_path: expected one or more models; received none.")
-    return found
+    return names
 
 
-def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def average(predictions: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Average the predictions of several models for the same rows: their probabilities, or their values.
 
     Args:
@@ -54,14 +54,14 @@ def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, An
         {"prediction", "probabilities"} for each row, or {"prediction": number}; of tied classes the first is predicted.
     """
     averaged: list[dict[str, Any]] = []
-    for row in zip(*answers, strict=True):
+    for row in zip(*predictions, strict=True):
         if "probabilities" in row[0]:
             names = list(row[0]["probabilities"])
-            shares = np.mean([[one["probabilities"][name] for name in names] for one in row], axis=0)
-            probabilities = {name: round(float(share), 6) for name, share in zip(names, shares, strict=True)}
-            averaged.append({"prediction": names[int(shares.argmax())], "probabilities": probabilities})
+            means = np.mean([[prediction["probabilities"][name] for name in names] for prediction in row], axis=0)
+            probabilities = {name: round(float(mean), 6) for name, mean in zip(names, means, strict=True)}
+            averaged.append({"prediction": names[int(means.argmax())], "probabilities": probabilities})
         else:
-            averaged.append({"prediction": float(np.mean([one["prediction"] for one in row]))})
+            averaged.append({"prediction": float(np.mean([prediction["prediction"] for prediction in row]))})
     return averaged
 
 
@@ -76,26 +76,26 @@ def check_alike(names: Sequence[str], sources: Sequence[Source]) -> None:
 
     names: the models as the user gave them, for the message.
     """
-    first, shown = sources[0], [shown_member(name) for name in names]
-    for name, source in zip(shown, sources, strict=True):
-        masked = source.prompted or source.fills_masks
-        if masked or source.spec.kind not in KINDS:
-            kind = "a masked LM" if masked else f"a model for {source.spec.kind.replace('_', ' ')}"
+    first, shown_names = sources[0], [shown_member(name) for name in names]
+    for name, source in zip(shown_names, sources, strict=True):
+        is_masked_lm = source.prompted or source.fills_masks
+        if is_masked_lm or source.spec.kind not in KINDS:
+            kind = "a masked LM" if is_masked_lm else f"a model for {source.spec.kind.replace('_', ' ')}"
             raise ModelError(
                 f"Only models for {' and '.join(KINDS)} can be averaged; {name} is {kind}. Pass a single model."
             )
-        if _facts(source) != _facts(first):
+        if _comparison_key(source) != _comparison_key(first):
             raise ModelError(
-                f"Models to average must have the same kind of task, classes and columns: {shown[0]} has "
-                f"{_described(first)}; {name} has {_described(source)}."
+                f"Models to average must have the same kind of task, classes and columns: {shown_names[0]} has "
+                f"{_describe_source(first)}; {name} has {_describe_source(source)}."
             )
 
 
-def _facts(source: Source) -> tuple[Any, ...]:
+def _comparison_key(source: Source) -> tuple[Any, ...]:
     return source.spec.kind, sorted(source.label_names), source.spec.text_columns
 
 
-def _described(source: Source) -> str:
+def _describe_source(source: Source) -> str:
     classes = f", classes {', '.join(source.label_names):.100}" if source.label_names else ""
     return f"{source.spec.kind}{classes}, texts in {', '.join(source.spec.text_columns)}"
 
@@ -112,8 +112,10 @@ def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = REPAIR_ADVI
     """
     if task.spec.kind not in KINDS:
         return {}
-    answers = {split: read_average(seeds, split, advice) for split in ("validation", "test") if split in task.splits}
-    return {split: score(task, found, task.splits[split]) for split, found in answers.items() if found is not None}
+    predictions = {split: read_average(seeds, split, advice) for split in ("validation", "test") if split in task.splits}
+    return {
+        split: score(task, averaged, task.splits[split]) for split, averaged in predictions.items() if averaged is not None
+    }
 
 
 def read_average(seeds: Sequence[Path], split: str, advice: str = REPAIR_ADVICE) -> list[dict[str, Any]] | None:
@@ -132,17 +134,17 @@ def read_average(seeds: Sequence[Path], split: str, advice: str = REPAIR_ADVICE)
     files = [predictions_file(folder, split) for folder in seeds]
     if not files or not all(file.is_file() for file in files):
         return None
-    found = [read_prediction_records(folder, split, advice=advice) or [] for folder in seeds]
-    sizes = [len(answers) for answers in found]
+    predictions = [read_prediction_records(folder, split, advice=advice) or [] for folder in seeds]
+    sizes = [len(rows) for rows in predictions]
     if len(set(sizes)) > 1:
-        fewest, most = (files[sizes.index(size)] for size in (min(sizes), max(sizes)))
+        shortest, longest = (files[sizes.index(size)] for size in (min(sizes), max(sizes)))
         raise HfTlmError(
-            f"{fewest} has {min(sizes):,} lines and {most} has {max(sizes):,}: one of them is damaged. {advice}"
+            f"{shortest} has {min(sizes):,} lines and {longest} has {max(sizes):,}: one of them is damaged. {advice}"
         )
-    return found[0] if len(found) == 1 else average(found)
+    return predictions[0] if len(predictions) == 1 else average(predictions)
 
 
-def averaged_seeds(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def averaged_entry(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the entry of `results.json` for the average of a run's seeds.
 
     Returns:
@@ -154,7 +156,7 @@ def averaged_seeds(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) 
     return {"averaged": {"n": len(records), **scores}} if scores else {}
 
 
-def of_one_class(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def one_class_entry(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the entry of `results.json` for seeds whose models predict one class for all validation texts.
 
     Returns:
@@ -163,68 +165,68 @@ def of_one_class(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) ->
     """
     if task.spec.kind != "classification" or len(set(task.validation["label"])) < 2:
         return {}
-    found = {}
+    classes_by_seed = {}
     for seed in (record["seed"] for record in records):
-        answers = seed_answers(task, [seed_folder(run, seed)], "validation") or []
-        if len(classes := {answer["prediction"] for answer in answers}) == 1:
-            found[str(seed)] = classes.pop()
-    return {"one_class": found} if found else {}
+        predictions = seed_predictions(task, [seed_folder(run, seed)], "validation") or []
+        if len(classes := {prediction["prediction"] for prediction in predictions}) == 1:
+            classes_by_seed[str(seed)] = classes.pop()
+    return {"one_class": classes_by_seed} if classes_by_seed else {}
 
 
-def beside(
-    task: Task, run: Path, records: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
+def baseline_entries(
+    task: Task, run: Path, records: Sequence[Mapping[str, Any]], baselines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the entries of `results.json` that compare a run with the baselines.
 
     Args:
         run: its folder, with the predictions of its seeds.
         records: the records of its seeds.
-        found: the baselines as `to_beat` returns them.
+        baselines: the baselines as `to_beat` returns them.
 
     Returns:
-        baselines: `found`, where the linear model also has the run's `lead`: split -> `Lead` of the mean over seeds, in the
-            task's metric. with_linear: split -> `aggregate` of the scores of each seed's model averaged with the linear one.
-            Both hold only splits for which all seeds and the linear model have predictions.
+        baselines: those given, where the linear model also has the run's `lead`: split -> `Lead` of the mean over seeds, in
+            the task's metric. with_linear: split -> `aggregate` of the scores of each seed's model averaged with the linear
+            one. Both hold only splits for which all seeds and the linear model have predictions.
     """
-    linear, folders = linear_answers(task), [seed_folder(run, record["seed"]) for record in records]
+    linear, folders = linear_predictions(task), [seed_folder(run, record["seed"]) for record in records]
     leads: dict[str, dict[str, float]] = {}
-    together: dict[str, dict[str, Any]] = {}
-    for split, answers in linear.items():
-        ours = [one for folder in folders if (one := seed_answers(task, [folder], split)) is not None]
-        if not ours or len(ours) < len(folders) or len(answers) != len(ours[0]):
+    averaged: dict[str, dict[str, Any]] = {}
+    for split, by_linear in linear.items():
+        by_seed = [one for folder in folders if (one := seed_predictions(task, [folder], split)) is not None]
+        if not by_seed or len(by_seed) < len(folders) or len(by_linear) != len(by_seed[0]):
             continue
         labels = task.splits[split]["label"][:]
-        scorers = [scorer(task.metric, labels, classes_of(task, one)) for one in (*ours, answers)]
+        scorers = [scorer(task.metric, labels, class_indices(task, one)) for one in (*by_seed, by_linear)]
         leads[split] = paired_bootstrap(scorers[:-1], scorers[-1:], len(labels)).to_dict()
-        together[split] = aggregate([_together(task, split, one, answers) for one in ours])
-    baselines = [{**one, **({"lead": leads} if leads and one["name"] == LINEAR else {})} for one in found]
-    return {"baselines": baselines, **({"with_linear": together} if together else {})}
+        averaged[split] = aggregate([_score_average(task, split, one, by_linear) for one in by_seed])
+    compared_baselines = [{**one, **({"lead": leads} if leads and one["name"] == LINEAR else {})} for one in baselines]
+    return {"baselines": compared_baselines, **({"with_linear": averaged} if averaged else {})}
 
 
-def with_linear(task: Task, ours: Mapping[str, Answers]) -> dict[str, dict[str, float]]:
+def score_with_linear(task: Task, predictions: Mapping[str, Predictions]) -> dict[str, dict[str, float]]:
     """Return the scores of a model's predictions averaged with those of the linear model: split -> metric -> score.
 
     Args:
-        ours: split -> the model's predictions. A split that the linear model has not predicted in full is left out.
+        predictions: split -> the model's predictions. A split that the linear model has not predicted in full is left out.
     """
-    linear = linear_answers(task)
+    linear = linear_predictions(task)
     return {
-        split: _together(task, split, answers, linear[split])
-        for split, answers in ours.items()
-        if len(linear.get(split, ())) == len(answers)
+        split: _score_average(task, split, rows, linear[split])
+        for split, rows in predictions.items()
+        if len(linear.get(split, ())) == len(rows)
     }
 
 
-def _together(task: Task, split: str, *several: Answers) -> dict[str, float]:
-    return score(task, average(several), task.splits[split])
+def _score_average(task: Task, split: str, *predictions: Predictions) -> dict[str, float]:
+    return score(task, average(predictions), task.splits[split])
 
 
-def classes_of(task: Task, answers: Answers) -> list[int]:
+def class_indices(task: Task, predictions: Predictions) -> list[int]:
     """Return the indices of the predicted classes."""
-    return [task.label2id[answer["prediction"]] for answer in answers]
+    return [task.label2id[prediction["prediction"]] for prediction in predictions]
 
 
-def seed_answers(task: Task, seeds: Sequence[Path], split: str) -> list[dict[str, Any]] | None:
+def seed_predictions(task: Task, seeds: Sequence[Path], split: str) -> list[dict[str, Any]] | None:
     """Return the averaged predictions of several seeds' models for a split, in the order of its rows.
 
     seeds: their folders.
@@ -233,7 +235,9 @@ def seed_answers(task: Task, seeds: Sequence[Path], split: str) -> list[dict[str
         None where a seed has no predictions for the split or not one per row, where they name a class that the task lacks,
         or where the task is no classification.
     """
-    if task.spec.kind != "classification" or split not in task.splits or (found := read_average(seeds, split)) is None:
+    if task.spec.kind != "classification" or split not in task.splits or (predictions := read_average(seeds, split)) is None:
         return None
-    fits = len(found) == len(task.splits[split]) and all(line["prediction"] in task.label2id for line in found)
-    return found if fits else None
+    is_complete = len(predictions) == len(task.splits[split]) and all(
+        prediction["prediction"] in task.label2id for prediction in predictions
+    )
+    return predictions if is_complete else None

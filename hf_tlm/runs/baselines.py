@@ -25,9 +25,9 @@ from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import load_metric
-from hf_tlm.runs.arguments import LINEAR, MAJORITY, names_of
-from hf_tlm.runs.linear import COLUMNS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature, by_character, tokens
-from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
+from hf_tlm.runs.arguments import LINEAR, MAJORITY, baseline_names
+from hf_tlm.runs.linear import COLUMNS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature, by_character, token_pattern
+from hf_tlm.runs.records import SAVED_FILE, logits_to_predictions, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.arrow_files import cache_folder
@@ -44,7 +44,7 @@ MOST_WORDS_FOR_TRIGRAMS = 1_000_000
 # Training texts above which a run does not fit the linear model: one core takes one to four seconds per thousand texts.
 MOST_TEXTS = 30_000
 # Version of the cached files: increase it when equal tasks would get other scores, or files other contents.
-_FORMAT = 2
+_CACHE_VERSION = 2
 C = (0.05, 0.2, 1.0, 5.0)
 CLASS_WEIGHTS = (None, "balanced")
 # Classes above which only a part of the grid is tried: a fit solves one problem on all features for each class.
@@ -84,20 +84,20 @@ class Baseline:
         """
         if (Path(folder) / SETTINGS_FILE).is_file():
             raise HfTlmError(f"{folder} holds a run, whose results would be replaced. Choose another folder.")
-        folder, written = Path(folder), [RESULTS_FILE, SAVED_FILE, LINEAR_FILE, WEIGHTS_FILE]
-        for split, predicted in self.predictions.items():
+        folder, saved_files = Path(folder), [RESULTS_FILE, SAVED_FILE, LINEAR_FILE, WEIGHTS_FILE]
+        for split, class_indices in self.predictions.items():
             rows, names = task.splits[split], task.label_names
-            answers = [{"prediction": names[guess]} for guess in predicted.tolist()]
+            predictions = [{"prediction": names[class_index]} for class_index in class_indices.tolist()]
             if self.model is not None:
-                answers = classified(self.model.logits(rows), names)
-            atomic_write(predictions_file(folder, split), predictions_jsonl(task.kind, names, rows, answers))
-            written.append(str(predictions_file(folder, split).relative_to(folder)))
+                predictions = logits_to_predictions(self.model.logits(rows), names)
+            atomic_write(predictions_file(folder, split), predictions_jsonl(task.kind, names, rows, predictions))
+            saved_files.append(str(predictions_file(folder, split).relative_to(folder)))
         if self.model is not None:
             atomic_write(folder / SAVED_FILE, saved_settings(task, {}))
             self.model.save(folder)
         record = {"task": task.name, "task_fingerprint": task.fingerprint, "metric": task.metric, **self.to_dict()}
         atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
-        write_seal(folder, *written)
+        write_seal(folder, *saved_files)
 
 
 def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
@@ -110,79 +110,79 @@ def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
         TaskError: the task is of another kind than classification.
     """
     makers = {MAJORITY: majority_class, LINEAR: linear_model}
-    return [makers[name](task) for name in names_of(baseline)]
+    return [makers[name](task) for name in baseline_names(baseline)]
 
 
-def to_beat(task: Task, draws: Sequence[Task] = ()) -> list[dict[str, Any]]:
+def to_beat(task: Task, samples: Sequence[Task] = ()) -> list[dict[str, Any]]:
     """Return the baseline scores that a classifier has to beat: `name`, `settings` and `scores` of every baseline.
 
     They are cached by the task's content. Above `MOST_TEXTS` training texts, where the fit would take minutes, the linear
     model is left out; `hf-tlm baseline` fits it. The list is empty for tasks of other kinds than classification.
 
     Args:
-        draws: for a run that trains on a sample of the texts, the task as each of its seeds has it. The scores are then
+        samples: for a run that trains on a sample of the texts, the task as each of its seeds has it. The scores are then
             means over the first of these, as many as hold `MOST_TEXTS` texts together, but at least one.
     """
-    return _kept(task, draws)["baselines"] if task.spec.kind == "classification" else []
+    return _load_or_compute(task, samples)["baselines"] if task.spec.kind == "classification" else []
 
 
-def linear_answers(task: Task) -> dict[str, list[dict[str, Any]]]:
+def linear_predictions(task: Task) -> dict[str, list[dict[str, Any]]]:
     """Return the predictions of the linear model of `to_beat`: split -> `prediction` and `probabilities` by class per row.
 
     The dict is empty where the linear model is left out.
     """
-    names, kept = task.label_names, _kept(task, ())["linear"] if task.spec.kind == "classification" else {}
+    names, cached = task.label_names, _load_or_compute(task, ())["linear"] if task.spec.kind == "classification" else {}
     return {
         split: [
-            {"prediction": names[guess], "probabilities": dict(zip(names, shares, strict=True))}
-            for guess, shares in zip(said["classes"], said["probabilities"], strict=True)
+            {"prediction": names[class_index], "probabilities": dict(zip(names, probabilities, strict=True))}
+            for class_index, probabilities in zip(predicted["classes"], predicted["probabilities"], strict=True)
         ]
-        for split, said in kept.items()
+        for split, predicted in cached.items()
     }
 
 
-def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
+def _load_or_compute(task: Task, samples: Sequence[Task]) -> dict[str, Any]:
     """Return the cached baselines of a task, or compute and cache them.
 
     Returns:
-        `baselines` for `to_beat`, and `linear`, the predictions for `linear_answers`; `linear` is empty with draws.
+        `baselines` for `to_beat`, and `linear`, the predictions for `linear_predictions`; `linear` is empty with samples.
     """
-    tasks, of = [task], task.fingerprint
-    if draws:
-        tasks = list(draws[: max(1, MOST_TEXTS // sum(map(len, draws[0].splits.values())))])
+    tasks, cache_key = [task], task.fingerprint
+    if samples:
+        tasks = list(samples[: max(1, MOST_TEXTS // sum(map(len, samples[0].splits.values())))])
         ids = [[one.train["id"][:], one.validation["id"][:]] for one in tasks]
-        of += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
-    of += "-characters" if _by_character(task) else ""
-    of += "-in-turn" if task.num_labels > MOST_CLASSES_FOR_GRID else ""
-    file = cache_folder() / f"baselines-{_FORMAT}-{of}-{task.metric}.json"
-    found = find_checked(file) or {}
-    if _is_kept(found):
-        return found
-    made = [make_baselines(one, "all" if len(one.train) <= MOST_TEXTS else MAJORITY) for one in tasks]
+        cache_key += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
+    cache_key += "-characters" if _is_by_character(task) else ""
+    cache_key += "-in-turn" if task.num_labels > MOST_CLASSES_FOR_GRID else ""
+    file = cache_folder() / f"baselines-{_CACHE_VERSION}-{cache_key}-{task.metric}.json"
+    content = find_checked(file) or {}
+    if _is_cache_content(content):
+        return content
+    baselines_by_task = [make_baselines(one, "all" if len(one.train) <= MOST_TEXTS else MAJORITY) for one in tasks]
     baselines = [
         {
-            "name": same[0].name,
-            "settings": {"draws": len(same)} if draws else same[0].settings,
-            "scores": _mean_scores([one.scores for one in same]),
+            "name": group[0].name,
+            "settings": {"draws": len(group)} if samples else group[0].settings,
+            "scores": _mean_scores([one.scores for one in group]),
         }
-        for same in zip(*made, strict=True)
+        for group in zip(*baselines_by_task, strict=True)
     ]
-    models = [] if draws else [one for one in made[0] if one.model is not None]
-    found = {"baselines": baselines, "linear": _answers(models[0], task) if models else {}}
+    models = [] if samples else [one for one in baselines_by_task[0] if one.model is not None]
+    content = {"baselines": baselines, "linear": _predict_splits(models[0], task) if models else {}}
     with contextlib.suppress(HfTlmError):  # Where the cache cannot be written, the next run computes them again.
-        atomic_write(file, checked_text(found))
-    return found
+        atomic_write(file, checked_text(content))
+    return content
 
 
-def _mean_scores(several: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return the mean scores over draws: split -> metric -> score."""
+def _mean_scores(samples: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return the mean scores over samples: split -> metric -> score."""
     return {
-        split: {metric: float(np.mean([scores[split][metric] for scores in several])) for metric in metrics}
-        for split, metrics in several[0].items()
+        split: {metric: float(np.mean([scores[split][metric] for scores in samples])) for metric in metrics}
+        for split, metrics in samples[0].items()
     }
 
 
-def _answers(baseline: Baseline, task: Task) -> dict[str, dict[str, Any]]:
+def _predict_splits(baseline: Baseline, task: Task) -> dict[str, dict[str, Any]]:
     """Return the linear model's class indices and probabilities for each split, as JSON values."""
     assert baseline.model is not None
     return {
@@ -194,14 +194,16 @@ def _answers(baseline: Baseline, task: Task) -> dict[str, dict[str, Any]]:
     }
 
 
-def _is_kept(found: Mapping[str, Any]) -> bool:
-    """Return whether a cached object has the form that `_kept` writes."""
-    baselines, linear = found.get("baselines"), found.get("linear")
+def _is_cache_content(content: Mapping[str, Any]) -> bool:
+    """Return whether a cached object has the form that `_load_or_compute` writes."""
+    baselines, linear = content.get("baselines"), content.get("linear")
     return (
         isinstance(baselines, list)
-        and all(isinstance(one, dict) and {"name", "scores"} <= one.keys() for one in baselines)
+        and all(isinstance(baseline, dict) and {"name", "scores"} <= baseline.keys() for baseline in baselines)
         and isinstance(linear, dict)
-        and all(isinstance(said, dict) and {"classes", "probabilities"} <= said.keys() for said in linear.values())
+        and all(
+            isinstance(predicted, dict) and {"classes", "probabilities"} <= predicted.keys() for predicted in linear.values()
+        )
     )
 
 
@@ -212,11 +214,11 @@ def majority_class(task: Task) -> Baseline:
         TaskError: the task is of another kind than classification.
     """
     check_task(task, "The majority class", "classification")
-    begun = time.monotonic()
+    start_time = time.monotonic()
     counts = Counter(task.train["label"][:])
     largest = max(range(task.num_labels), key=lambda label: counts[label])
-    predictions = {split: np.full(len(rows), largest) for split, rows in _scored(task)}
-    return _baseline(task, MAJORITY, {"class": task.id2label[largest]}, predictions, begun)
+    predictions = {split: np.full(len(rows), largest) for split, rows in _evaluation_splits(task)}
+    return _score_baseline(task, MAJORITY, {"class": task.id2label[largest]}, predictions, start_time)
 
 
 def linear_model(task: Task) -> Baseline:
@@ -233,62 +235,64 @@ def linear_model(task: Task) -> Baseline:
         TaskError: the task is of another kind than classification.
     """
     check_task(task, "A linear model", "classification")
-    begun = time.monotonic()
+    start_time = time.monotonic()
     labels, metric = np.asarray(task.train["label"][:]), load_metric(task.metric)
-    references = {split: np.asarray(rows["label"][:]) for split, rows in _scored(task)}
+    references = {split: np.asarray(rows["label"][:]) for split, rows in _evaluation_splits(task)}
     # With equally frequent classes, every balanced weight is 1.
-    even = len(set(Counter(labels.tolist()).values())) == 1
-    grid = list(product(CLASS_WEIGHTS[:1] if even else CLASS_WEIGHTS, C))
-    best, settings = -np.inf, dict[str, Any]()
-    if many := task.num_labels > MOST_CLASSES_FOR_GRID:
+    is_balanced = len(set(Counter(labels.tolist()).values())) == 1
+    grid = list(product(CLASS_WEIGHTS[:1] if is_balanced else CLASS_WEIGHTS, C))
+    best_score, settings = -np.inf, dict[str, Any]()
+    if has_many_classes := task.num_labels > MOST_CLASSES_FOR_GRID:
         logger.warning(
             "%s has %d classes, more than %d: C and the class weights of its linear model are chosen with single words, "
             "and then the length of n-grams; searching all of them together would take many times as long.",
             *(task.name, task.num_labels, MOST_CLASSES_FOR_GRID),
         )
-    for n, fitted, matrices in tqdm(_features(task), desc="Fitting linear models", unit=" n-grams", total=_most(task)):
-        if many and n > 1 and settings["n_grams"] < n - 1:
+    for n, vocabulary, matrices in tqdm(
+        _features(task), desc="Fitting linear models", unit=" n-grams", total=_max_n_gram(task)
+    ):
+        if has_many_classes and n > 1 and settings["n_grams"] < n - 1:
             break  # (n - 1)-grams were no better, so longer ones are not tried.
-        for class_weight, c in [(settings["class_weight"], settings["C"])] if many and n > 1 else grid:
+        for class_weight, c in [(settings["class_weight"], settings["C"])] if has_many_classes and n > 1 else grid:
             model = LinearSVC(C=c, class_weight=class_weight, random_state=0).fit(matrices["train"], labels)
             predicted = model.predict(matrices["validation"])
             score = metric.compute(predictions=predicted, references=references["validation"])[task.metric]
-            if score > best:
-                best, predictions = score, {split: model.predict(matrices[split]) for split in references}
+            if score > best_score:
+                best_score, predictions = score, {split: model.predict(matrices[split]) for split in references}
                 settings = {"n_grams": n, "C": c, "class_weight": class_weight, "features": matrices["train"].shape[1]}
                 margins = as_margins(model.decision_function(matrices["validation"]))
-                chosen, counted = model, fitted
-    kept = LinearModel(
-        terms={column: terms for column, (terms, _) in counted.items()},
-        idf={column: idf for column, (_, idf) in counted.items()},
-        weights=chosen.coef_.astype(np.float32),
-        biases=chosen.intercept_.astype(np.float32),
-        classes=chosen.classes_.astype(np.int64),
+                best_model, best_vocabulary = model, vocabulary
+    linear = LinearModel(
+        terms={column: terms for column, (terms, _) in best_vocabulary.items()},
+        idf={column: idf for column, (_, idf) in best_vocabulary.items()},
+        weights=best_model.coef_.astype(np.float32),
+        biases=best_model.intercept_.astype(np.float32),
+        classes=best_model.classes_.astype(np.int64),
         num_labels=task.num_labels,
         n_grams=settings["n_grams"],
-        temperature=best_temperature(margins, chosen.classes_, references["validation"]),
-        by_character=_by_character(task),
+        temperature=best_temperature(margins, best_model.classes_, references["validation"]),
+        by_character=_is_by_character(task),
     )
-    return _baseline(task, LINEAR, settings, predictions, begun, kept)
+    return _score_baseline(task, LINEAR, settings, predictions, start_time, linear)
 
 
-def _scored(task: Task) -> Iterator[tuple[str, Dataset]]:
+def _evaluation_splits(task: Task) -> Iterator[tuple[str, Dataset]]:
     return ((split, rows) for split, rows in task.splits.items() if split != "train")
 
 
-def _columns(task: Task) -> list[str]:
+def _text_columns(task: Task) -> list[str]:
     return [column for column in COLUMNS if column in task.train.column_names]
 
 
-def _by_character(task: Task) -> bool:
-    return by_character(*(task.train[column] for column in _columns(task)))
+def _is_by_character(task: Task) -> bool:
+    return by_character(*(task.train[column] for column in _text_columns(task)))
 
 
-def _most(task: Task) -> int:
+def _max_n_gram(task: Task) -> int:
     """Return the length of the longest n-grams to try."""
     texts = task.train["text"]
-    words = sum(map(len, texts)) if _by_character(task) else sum(len(text.split()) for text in texts)
-    return max(n for n in N_GRAMS if n < 3 or words <= MOST_WORDS_FOR_TRIGRAMS)
+    num_words = sum(map(len, texts)) if _is_by_character(task) else sum(len(text.split()) for text in texts)
+    return max(n for n in N_GRAMS if n < 3 or num_words <= MOST_WORDS_FOR_TRIGRAMS)
 
 
 def _features(
@@ -301,33 +305,33 @@ def _features(
     Yields:
         n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].
     """
-    most, pattern, counted = _most(task), tokens(_by_character(task)), {}
-    for column in _columns(task):
-        counter = CountVectorizer(token_pattern=pattern, ngram_range=(1, most), dtype=np.float32)
-        counts = {"train": counter.fit_transform(task.train[column])}
+    max_n, pattern, counts_by_column = _max_n_gram(task), token_pattern(_is_by_character(task)), {}
+    for column in _text_columns(task):
+        vectorizer = CountVectorizer(token_pattern=pattern, ngram_range=(1, max_n), dtype=np.float32)
+        counts = {"train": vectorizer.fit_transform(task.train[column])}
         counts["train"].sort_indices()  # As in the other splits, so that sums are identical to the bit.
-        counts |= {split: counter.transform(rows[column]) for split, rows in _scored(task)}
-        terms = counter.get_feature_names_out()
-        counted[column] = terms, np.array([term.count(" ") + 1 for term in terms]), counts
-    for n in range(1, most + 1):
-        parts: dict[str, list[sparse.csr_matrix]] = {split: [] for split in task.splits}
-        fitted = {}
-        for column, (terms, words, counts) in counted.items():
-            kept = np.flatnonzero(words <= n)
-            of_n = {split: matrix[:, kept] for split, matrix in counts.items()}
-            weights = TfidfTransformer(sublinear_tf=True).fit(of_n["train"])
-            fitted[column] = terms[kept].tolist(), weights.idf_
-            for split in parts:
-                parts[split].append(weights.transform(of_n[split]))
-        yield n, fitted, {split: sparse.hstack(matrices, format="csr") for split, matrices in parts.items()}
+        counts |= {split: vectorizer.transform(rows[column]) for split, rows in _evaluation_splits(task)}
+        terms = vectorizer.get_feature_names_out()
+        counts_by_column[column] = terms, np.array([term.count(" ") + 1 for term in terms]), counts
+    for n in range(1, max_n + 1):
+        matrices_by_split: dict[str, list[sparse.csr_matrix]] = {split: [] for split in task.splits}
+        vocabulary = {}
+        for column, (terms, term_lengths, counts) in counts_by_column.items():
+            term_indices = np.flatnonzero(term_lengths <= n)
+            selected_counts = {split: matrix[:, term_indices] for split, matrix in counts.items()}
+            weights = TfidfTransformer(sublinear_tf=True).fit(selected_counts["train"])
+            vocabulary[column] = terms[term_indices].tolist(), weights.idf_
+            for split in matrices_by_split:
+                matrices_by_split[split].append(weights.transform(selected_counts[split]))
+        yield n, vocabulary, {split: sparse.hstack(matrices, format="csr") for split, matrices in matrices_by_split.items()}
 
 
-def _baseline(
+def _score_baseline(
     task: Task,
     name: str,
     settings: dict[str, Any],
     predictions: dict[str, np.ndarray],
-    begun: float,
+    start_time: float,
     model: LinearModel | None = None,
 ) -> Baseline:
     metrics = [load_metric(metric) for metric in dict.fromkeys((task.metric, "accuracy"))]
@@ -337,4 +341,4 @@ def _baseline(
         scores[split] = {}
         for metric in metrics:
             scores[split] |= metric.compute(predictions=predicted, references=labels)
-    return Baseline(name, settings, scores, round(time.monotonic() - begun, 2), predictions, model)
+    return Baseline(name, settings, scores, round(time.monotonic() - start_time, 2), predictions, model)

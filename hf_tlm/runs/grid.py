@@ -16,8 +16,8 @@ from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, Finet
 from hf_tlm.runs.finetuning.kinds import check_kind
 from hf_tlm.runs.grid_points import CHECKPOINT, Grid, GridError, point_name
 from hf_tlm.runs.grid_search import check_search, search
-from hf_tlm.runs.records import aggregate, beside_lines, format_table, published_lines
-from hf_tlm.runs.sharing import PointsError, once, run_shared
+from hf_tlm.runs.records import aggregate, baseline_lines, format_table, published_lines
+from hf_tlm.runs.sharing import PointsError, run_once, run_shared
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.publishing import check_hub, publish_run
@@ -32,14 +32,14 @@ from hf_tlm.utils.seals import SEAL, seal_problem
 from hf_tlm.utils.shown import shown_values
 
 logger = logging.getLogger(__name__)
-FIGURES = ("median", "mean", "std", "best")
-_SEEDS = json_files.record(
+STATISTICS = ("median", "mean", "std", "best")
+_SEEDS_FORMAT = json_files.record(
     {"seeds": json_files.listed(json_files.record({name: SEED[name] for name in ("seed", "validation")}), 10_000)}
 )
 POINTS, CARD_FILE = "points", "README.md"
 
 
-def figures(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+def seed_statistics(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """Aggregate scores over seeds like `hf_tlm.runs.records.aggregate`, and add their median and best.
 
     Args:
@@ -67,54 +67,57 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         record: the content of `grid.json`, see `hf_tlm.runs.grid.GridRun`.
     """
     metric, select_by, chosen = record["metric"], record["select_by"], record["chosen"]
-    finished, failed = ([point for point in record["points"] if what in point] for what in ("validation", "failed"))
+    finished, failed = ([point for point in record["points"] if key in point] for key in ("validation", "failed"))
     rows = []
     for point in sorted(finished, key=lambda point: -point["validation"][metric][select_by]):
         state = "chosen" if point["folder"] == chosen["folder"] else ""
-        rows.append({**_shown(point["values"]), **_percents(point["validation"][metric]), "": state})
-    rows += [{**_shown(point["values"]), **dict.fromkeys(FIGURES, ""), "": "failed"} for point in failed]
+        rows.append({**_format_values(point["values"]), **_format_statistics(point["validation"][metric]), "": state})
+    rows += [{**_format_values(point["values"]), **dict.fromkeys(STATISTICS, ""), "": "failed"} for point in failed]
     seeds = record["seeds"]
-    listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    seed_list = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     lines = [
         f"# {record['task']}: a grid of {len(record['points'])}",
         "",
-        f"Validation {metric} over {listed}, in percent; chosen is the point with the highest {select_by}. std is the "
+        f"Validation {metric} over {seed_list}, in percent; chosen is the point with the highest {select_by}. std is the "
         "sample standard deviation.",
         "",
-        format_table(rows, [*record["points"][0]["values"], *FIGURES, ""]),
+        format_table(rows, [*record["points"][0]["values"], *STATISTICS, ""]),
     ]
     if trials := record.get("trials"):
-        trial_rows = [{**_shown(trial["values"]), metric: _percent(trial["score"])} for trial in trials]
+        trial_rows = [{**_format_values(trial["values"]), metric: _format_percent(trial["score"])} for trial in trials]
         names = list(trials[0]["values"])
         title = f"The values were chosen by {len(trials)} trials of seed {seeds[0]} (Optuna), in the order they were run:"
         lines += ["", title, "", format_table(trial_rows, [*names, metric])]
     if "test" in chosen:
-        lines += ["", f"Test scores of the chosen point, which no choice has seen{_reported(record)}:"]
-        test_rows = [{"metric": name, **_percents(scores)} for name, scores in chosen["test"].items()]
-        lines += ["", format_table(test_rows, ["metric", *FIGURES])]
+        lines += ["", f"Test scores of the chosen point, which no choice has seen{_format_seed_figure(record)}:"]
+        test_rows = [{"metric": name, **_format_statistics(scores)} for name, scores in chosen["test"].items()]
+        lines += ["", format_table(test_rows, ["metric", *STATISTICS])]
     if failed:
         lines += ["", "Failed:", "", *(f"- {point['folder']}: {point['failed']}" for point in failed)]
     return "\n".join(lines) + "\n"
 
 
-def _reported(record: Mapping[str, Any]) -> str:
+def _format_seed_figure(record: Mapping[str, Any]) -> str:
     """Return a clause with the run's figure over several seeds; an empty string where that is their mean."""
-    word, figure = seed_figure(record.get("seed_figure"))
+    word, statistic = seed_figure(record.get("seed_figure"))
     if word == "mean" or len(record["seeds"]) == 1:
         return ""
     score = record["chosen"]["test"][record["metric"]]
-    return f"; the run's figure is the {word} of {score['n']} seeds, {record['metric']} {_percent(figure(score['values']))}"
+    return (
+        f"; the run's figure is the {word} of {score['n']} seeds, "
+        f"{record['metric']} {_format_percent(statistic(score['values']))}"
+    )
 
 
-def _shown(values: Mapping[str, Any]) -> dict[str, str]:
+def _format_values(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
 
 
-def _percents(scores: Mapping[str, Any]) -> dict[str, str]:
-    return {name: _percent(scores[name]) for name in FIGURES}
+def _format_statistics(scores: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _format_percent(scores[name]) for name in STATISTICS}
 
 
-def _percent(score: float | None) -> str:
+def _format_percent(score: float | None) -> str:
     """Format a score in percent; an empty string for None, the standard deviation of a single seed."""
     return "" if score is None else f"{100 * score:.2f}"
 
@@ -138,9 +141,9 @@ class GridRun:
 
     def to_text(self) -> str:
         """Return the text that is printed at the end of the run."""
-        found = find_object(self.output_dir / RESULTS_FILE) or {}
-        beside = beside_lines(found, found["summary"]) if "summary" in found else []
-        lines = [to_markdown(self.record), *beside, f"model        {self.output_dir}", *published_lines(self.push)]
+        results = find_object(self.output_dir / RESULTS_FILE) or {}
+        comparison = baseline_lines(results, results["summary"]) if "summary" in results else []
+        lines = [to_markdown(self.record), *comparison, f"model        {self.output_dir}", *published_lines(self.push)]
         return "\n".join(lines)
 
 
@@ -169,8 +172,12 @@ def run_grid(
         HfTlmError: all points failed. Where only some failed, the record says so.
     """
     check_task(task)
-    given = {"checkpoint": (checkpoint, CheckpointArguments), "args": (args, FinetuneArguments), "grid": (grid, Grid)}
-    check_given(ArgumentsError, **given)
+    typed_arguments = {
+        "checkpoint": (checkpoint, CheckpointArguments),
+        "args": (args, FinetuneArguments),
+        "grid": (grid, Grid),
+    }
+    check_given(ArgumentsError, **typed_arguments)
     if args.taught:
         raise GridError(
             "A grid does not support a teacher. Search without --teacher, then fine-tune with the chosen values and "
@@ -181,10 +188,10 @@ def run_grid(
     _check_values(grid, args)
     if trials is not None:
         check_search(grid)
-    runs = _runs(grid.points() if trials is None else grid.each_value(), checkpoint, args, seeds)
-    for one in runs:
-        check_kind(one.args, task.spec.kind)
-    claimed = _claim(task, checkpoint, args, grid)
+    runs = _create_runs(grid.points() if trials is None else grid.each_value(), checkpoint, args, seeds)
+    for point_run in runs:
+        check_kind(point_run.args, task.spec.kind)
+    claimed = _claim_folder(task, checkpoint, args, grid)
 
     record: dict[str, Any] = {"task": task.name, "metric": task.metric, "select_by": grid.select_by, "seeds": seeds}
     if args.seed_figure != "mean":
@@ -192,19 +199,19 @@ def run_grid(
     if trials is not None:
         with claimed:
             values, record["trials"] = search(task, checkpoint, args, grid, trials, seeds[0])
-        runs = _runs([values], checkpoint, args, seeds)
+        runs = _create_runs([values], checkpoint, args, seeds)
 
-    def done(one: _PointRun) -> bool:
+    def is_done(point_run: _PointRun) -> bool:
         # An earlier call may have had fewer seeds.
-        return [seed["seed"] for seed in _seeds(one.args.folder)] == seeds
+        return [seed["seed"] for seed in _read_seeds(point_run.args.folder)] == seeds
 
-    def run(one: _PointRun) -> None:
-        finetune(task, one.checkpoint, one.args, test=False)
+    def run(point_run: _PointRun) -> None:
+        finetune(task, point_run.checkpoint, point_run.args, test=False)
 
     failures: Mapping[Path, HfTlmError] = {}
     try:
         with claimed:
-            run_shared(runs, lambda one: one.args.folder, done, run)
+            run_shared(runs, lambda point_run: point_run.args.folder, is_done, run)
     except PointsError as error:
         failures = error.failures
         if len(failures) == len(runs):
@@ -212,23 +219,23 @@ def run_grid(
             first = next(iter(failures.values()))
             raise (first if len(set(map(str, failures.values()))) == 1 else error) from None
 
-    record["points"] = [one.record(failures.get(one.args.folder)) for one in runs]
-    best = choose(record["points"], task.metric, grid.select_by)
-    record["chosen"] = {"values": best["values"], "folder": best["folder"]}
+    record["points"] = [point_run.record(failures.get(point_run.args.folder)) for point_run in runs]
+    best_point = choose(record["points"], task.metric, grid.select_by)
+    record["chosen"] = {"values": best_point["values"], "folder": best_point["folder"]}
 
-    def published() -> bool:
-        there = find_object(output_dir / GRID_FILE) or {}
-        if isinstance(there.get("chosen"), dict):
-            there["chosen"].pop("test", None)
-        return there == json.loads(json.dumps(record)) and _whole(output_dir)
+    def is_published() -> bool:
+        published_record = find_object(output_dir / GRID_FILE) or {}
+        if isinstance(published_record.get("chosen"), dict):
+            published_record["chosen"].pop("test", None)
+        return published_record == json.loads(json.dumps(record)) and _is_intact(output_dir)
 
     def publish() -> None:
-        one = runs[record["points"].index(best)]
-        chosen = finetune(task, one.checkpoint, one.args)
+        point_run = runs[record["points"].index(best_point)]
+        chosen = finetune(task, point_run.checkpoint, point_run.args)
         if args.process_index == 0:
             _publish_chosen(record, chosen, output_dir)
 
-    once(output_dir, published, publish)
+    run_once(output_dir, is_published, publish)
     record = read_object(output_dir / GRID_FILE, GridError)
     return GridRun(record, output_dir, publish_run(output_dir, args))
 
@@ -249,11 +256,13 @@ def _check_values(grid: Grid, args: FinetuneArguments) -> None:
             "resume_from_checkpoint and hub_strategy."
         )
     decisive = {*settings(args), CHECKPOINT}
-    if idle := [name for name in grid.values if name not in decisive]:
-        raise GridError(f"A grid cannot vary {', '.join(idle)}, which does not change the results. Remove it from the grid.")
+    if ineffective := [name for name in grid.values if name not in decisive]:
+        raise GridError(
+            f"A grid cannot vary {', '.join(ineffective)}, which does not change the results. Remove it from the grid."
+        )
 
 
-def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid) -> Claim:
+def _claim_folder(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid) -> Claim:
     """Claim the output folder for this grid, or check that it belongs to it; one process at a time."""
     # Varied options differ between points, and a later grid in this folder may have more values of them.
     varied = {*grid.values, *(["texts_per_step"] if "total_batch_size" in grid.values else [])}
@@ -268,8 +277,8 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
         check_hub(args, adapter=checkpoint.use_peft, base=checkpoint.model_name_or_path)
         if args.process_index == 0:
             with awaited(args.folder):
-                data = ("task_fingerprint", "metric")
-                return claim(args.folder, details, data, 0, options=(args, checkpoint))
+                data_keys = ("task_fingerprint", "metric")
+                return claim(args.folder, details, data_keys, 0, options=(args, checkpoint))
     return Claim(args.folder)
 
 
@@ -284,13 +293,13 @@ class _PointRun:
     def record(self, failure: HfTlmError | None) -> dict[str, Any]:
         """Return the point's entry in `grid.json`."""
         folder = self.args.folder
-        about = {"values": shown_values(self.values), "folder": f"{POINTS}/{folder.name}"}
+        entry = {"values": shown_values(self.values), "folder": f"{POINTS}/{folder.name}"}
         if failure is not None:
-            return {**about, "failed": str(failure)}
-        return {**about, "validation": figures([seed["validation"] for seed in _seeds(folder)])}
+            return {**entry, "failed": str(failure)}
+        return {**entry, "validation": seed_statistics([seed["validation"] for seed in _read_seeds(folder)])}
 
 
-def _runs(
+def _create_runs(
     points: Sequence[Mapping[str, Any]], checkpoint: CheckpointArguments, args: FinetuneArguments, seeds: list[int]
 ) -> list[_PointRun]:
     """Return the runs of the points.
@@ -305,11 +314,11 @@ def _runs(
         # Only the result of the complete grid is published.
         changes |= dict.fromkeys(("hub_model_id", "hub_private_repo", "hub_revision"))
         changes |= {"push_to_hub": False, "hub_strategy": "end", "output_dir": folder, "seeds": list(seeds)}
-        one = replace(args, **changes)
-        args.track_as_part(one, folder)
-        start = replace(checkpoint, model_name_or_path=point[CHECKPOINT]) if CHECKPOINT in point else checkpoint
-        check_finetuning(start, one)
-        runs.append(_PointRun(point, start, one))
+        point_args = replace(args, **changes)
+        args.track_as_part(point_args, folder)
+        point_checkpoint = replace(checkpoint, model_name_or_path=point[CHECKPOINT]) if CHECKPOINT in point else checkpoint
+        check_finetuning(point_checkpoint, point_args)
+        runs.append(_PointRun(point, point_checkpoint, point_args))
     return runs
 
 
@@ -323,13 +332,16 @@ def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: 
     copy_best_model(seed_folder(chosen.output_dir, chosen.best["seed"]) / "model", output_dir)
     for name in (RESULTS_FILE, CARD_FILE):
         atomic_write(output_dir / name, (chosen.output_dir / name).read_bytes())
-    test = [seed["test"] for seed in chosen.seeds if "test" in seed]
-    scored = {**record, "chosen": {**record["chosen"], **({"test": figures(test)} if test else {})}}
-    atomic_write(output_dir / TABLE_FILE, to_markdown(scored))
-    atomic_write(output_dir / GRID_FILE, json.dumps(scored, indent=2) + "\n")
+    test_scores = [seed["test"] for seed in chosen.seeds if "test" in seed]
+    scored_record = {
+        **record,
+        "chosen": {**record["chosen"], **({"test": seed_statistics(test_scores)} if test_scores else {})},
+    }
+    atomic_write(output_dir / TABLE_FILE, to_markdown(scored_record))
+    atomic_write(output_dir / GRID_FILE, json.dumps(scored_record, indent=2) + "\n")
 
 
-def _whole(folder: Path) -> bool:
+def _is_intact(folder: Path) -> bool:
     """Return whether the files published in a folder are intact; log a warning about a damaged one."""
     problem = seal_problem(folder) if (folder / SEAL).is_file() else None  # Folders of early versions have no seal.
     if problem is not None:
@@ -337,12 +349,12 @@ def _whole(folder: Path) -> bool:
     return problem is None and find_object(folder / RESULTS_FILE) is not None
 
 
-def _seeds(folder: Path) -> list[dict[str, Any]]:
+def _read_seeds(folder: Path) -> list[dict[str, Any]]:
     """Return the records of a point's seeds; an empty list where the point is not finished, or its record is damaged."""
     try:
         content = find_object(folder / RESULTS_FILE)
-        return [] if content is None else list(_SEEDS(content)["seeds"])
+        return [] if content is None else list(_SEEDS_FORMAT(content)["seeds"])
     except json_files.Unfit as unfit:
-        place = ".".join(map(str, unfit.keys))
-        logger.warning("%s: %s must be %s. The point is run again.", folder / RESULTS_FILE, place, unfit.expected)
+        field = ".".join(map(str, unfit.keys))
+        logger.warning("%s: %s must be %s. The point is run again.", folder / RESULTS_FILE, field, unfit.expected)
         return []

@@ -42,15 +42,17 @@ class Range:
     @classmethod
     def of(cls, name: str, value: Mapping[str, Any]) -> Range:
         """Read a range of the argument `name` from {min, max} with an optional log, or raise a GridError."""
-        known = {field.name for field in fields(cls)}
-        if not {"min", "max"} <= value.keys() <= known or not isinstance(value.get("log", False), bool):
+        field_names = {field.name for field in fields(cls)}
+        if not {"min", "max"} <= value.keys() <= field_names or not isinstance(value.get("log", False), bool):
             raise GridError(f"{name}: a range must be {{min: ..., max: ..., log: true or false}}; received {dict(value)}.")
-        ends = _typed({name: [value["min"], value["max"]]})[name]
-        if not all(isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in ends):
+        bounds = _convert_values({name: [value["min"], value["max"]]})[name]
+        if not all(
+            isinstance(bound, (int, float)) and not isinstance(bound, bool) and math.isfinite(bound) for bound in bounds
+        ):
             raise GridError(f"{name}: min and max of a range must be numbers; received {dict(value)}.")
-        if not ends[0] < ends[1] or (value.get("log") and ends[0] <= 0):
+        if not bounds[0] < bounds[1] or (value.get("log") and bounds[0] <= 0):
             raise GridError(f"{name}: min must be below max, and above 0 with log; received {dict(value)}.")
-        return cls(ends[0], ends[1], value.get("log", False))
+        return cls(bounds[0], bounds[1], value.get("log", False))
 
 
 @dataclass
@@ -79,11 +81,13 @@ class Grid:
             for name, value in self.values.items()
             if isinstance(value, (Mapping, Range))
         }
-        given = {name: value for name, value in self.values.items() if name not in ranges}
-        lists = _typed({name: list(of) if isinstance(of, (list, tuple)) else [of] for name, of in given.items()})
-        for name, listed in lists.items():
-            if not listed or any(value in listed[:i] for i, value in enumerate(listed)):
-                raise GridError(f"{name} must have at least one value, and each only once; received {listed}.")
+        others = {name: value for name, value in self.values.items() if name not in ranges}
+        lists = _convert_values(
+            {name: list(entry) if isinstance(entry, (list, tuple)) else [entry] for name, entry in others.items()}
+        )
+        for name, choices in lists.items():
+            if not choices or any(value in choices[:i] for i, value in enumerate(choices)):
+                raise GridError(f"{name} must have at least one value, and each only once; received {choices}.")
         self.values = {name: ranges.get(name) or lists[name] for name in self.values}
 
     @classmethod
@@ -125,9 +129,12 @@ class Grid:
 
     def each_value(self) -> list[dict[str, Any]]:
         """Return points that cover every value of a list and both ends of a range, beside the first value of the others."""
-        ends = {name: [of.min, of.max] if isinstance(of, Range) else of for name, of in self.values.items()}
-        first = {name: values[0] for name, values in ends.items()}
-        others = [first | {name: value} for name, values in ends.items() for value in values[1:]]
+        covered = {
+            name: [choices.min, choices.max] if isinstance(choices, Range) else choices
+            for name, choices in self.values.items()
+        }
+        first = {name: values[0] for name, values in covered.items()}
+        others = [first | {name: value} for name, values in covered.items() for value in values[1:]]
         return [first, *others]
 
 
@@ -140,18 +147,18 @@ def _check_seeds(seeds: Any) -> None:
 
 def point_name(point: Mapping[str, Any]) -> str:
     """Return the name of a point's folder, such as `learning_rate=2e-05,num_train_epochs=3.0`."""
-    text, shown = (",".join(f"{name}={value}" for name, value in of.items()) for of in (point, shown_values(point)))
+    text, shown = (",".join(f"{name}={value}" for name, value in values.items()) for values in (point, shown_values(point)))
     name = re.sub(r"[^\w.,=+-]", "-", shown)[:LONGEST_NAME]
     return name if name == text else f"{name}-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:8]}"
 
 
-def _typed(values: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def _convert_values(values: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     """Convert values to the types of their options, as the command line does."""
     # Imported here because only a grid needs the class, and --help has to start fast.
     from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 
     typed = typed_values(FinetuneArguments, {name: v for name, v in values.items() if name != CHECKPOINT}, "the grid")
-    return {name: typed[name] if name in typed else list(map(str, listed)) for name, listed in values.items()}
+    return {name: typed[name] if name in typed else list(map(str, choices)) for name, choices in values.items()}
 
 
 def checkpoints(pattern: str) -> list[str]:
@@ -160,13 +167,13 @@ def checkpoints(pattern: str) -> list[str]:
     Raises:
         GridError: no folder matches.
     """
-    found = [folder for folder in glob.glob(pattern) if os.path.isdir(folder)]
-    if not found:
+    folders = [folder for folder in glob.glob(pattern) if os.path.isdir(folder)]
+    if not folders:
         raise GridError(
             f"No folder matches {pattern}. Pass the checkpoints of a run, such as runs/electra/training/checkpoint-*: they "
             "are saved according to --save_strategy and --save_steps, and the last --save_total_limit are kept."
         )
-    return sorted(found, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+    return sorted(folders, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
 
 def _read_yaml(source: str | os.PathLike) -> Any:
@@ -211,12 +218,12 @@ class GridArguments:
         Raises:
             GridError: no folder matches; see also `Grid.read`.
         """
-        several = any(sign in model_name_or_path for sign in "*?[")
-        if self.grid is None and not several:
+        is_pattern = any(sign in model_name_or_path for sign in "*?[")
+        if self.grid is None and not is_pattern:
             return None
 
-        starts: dict[str, list[Any] | Range] = {CHECKPOINT: checkpoints(model_name_or_path)} if several else {}
+        checkpoint_axis: dict[str, list[Any] | Range] = {CHECKPOINT: checkpoints(model_name_or_path)} if is_pattern else {}
         if self.grid is None:
-            return Grid(starts, seeds)
+            return Grid(checkpoint_axis, seeds)
         grid = Grid.read(self.grid, seeds=seeds, select_by=self.grid_select_by)
-        return Grid({**starts, **grid.values}, grid.seeds, grid.select_by)
+        return Grid({**checkpoint_axis, **grid.values}, grid.seeds, grid.select_by)

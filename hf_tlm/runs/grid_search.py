@@ -20,7 +20,7 @@ from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, draw_
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, label_names
 from hf_tlm.runs.finetuning.models import FinetuneTrainer, load_model, load_pretrained
 from hf_tlm.runs.grid_points import Grid, GridError, Range
-from hf_tlm.runs.sharing import once
+from hf_tlm.runs.sharing import run_once
 from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import read_object
@@ -71,7 +71,7 @@ def search(
     Raises:
         GridError: the folder holds a study of another grid, or a damaged one; or training failed in all trials.
     """
-    folder, asked = args.folder / "trials", _asked(grid, seed)
+    folder, study_settings = args.folder / "trials", _describe_study(grid, seed)
 
     def run() -> None:
         import optuna
@@ -79,74 +79,74 @@ def search(
         study = None
         with args.main_process_first(desc="opening the study"):
             if args.process_index == 0:
-                study = _open_study(folder, len(_read(folder, asked)))
-                _write_trials(study, folder, asked)
+                study = _open_study(folder, len(_read_trials(folder, study_settings)))
+                _write_trials(study, folder, study_settings)
         make_trainer = _trainer_factory(task, checkpoint, args, seed, folder)
-        for number in range(len(_read(folder, asked)), trials):
-            trainer = make_trainer(number)
+        for trial_index in range(len(_read_trials(folder, study_settings)), trials):
+            trainer = make_trainer(trial_index)
             trainer.hyperparameter_search(
-                hp_space=lambda trial: _draw(trial, grid, args),
+                hp_space=lambda trial: _suggest_values(trial, grid, args),
                 compute_objective=trainer.score_of,
                 n_trials=1,
                 direction="maximize",
                 backend="optuna",
                 study_name=STUDY,
-                storage=_storage(folder),
+                storage=_storage_url(folder),
                 load_if_exists=True,
                 # Seeded by the trial's number, so that an interrupted study continues exactly as without interruption.
-                sampler=optuna.samplers.TPESampler(seed=seed + number),
+                sampler=optuna.samplers.TPESampler(seed=seed + trial_index),
                 pruner=optuna.pruners.NopPruner(),
             )
             if study is not None:
-                _write_trials(study, folder, asked)
-                for left in folder.glob("run-*"):
-                    shutil.rmtree(left, ignore_errors=True)
+                _write_trials(study, folder, study_settings)
+                for leftover in folder.glob("run-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
             trainer.accelerator.wait_for_everyone()
 
     # Each trial depends on the earlier ones, so processes cannot share them: one works while the others wait.
-    once(folder, lambda: len(_read(folder, asked)) >= trials, run)
-    done = _read(folder, asked)[:trials]
-    scored = [trial for trial in done if trial["score"] is not None]
-    if not scored:
+    run_once(folder, lambda: len(_read_trials(folder, study_settings)) >= trials, run)
+    completed = _read_trials(folder, study_settings)[:trials]
+    successful = [trial for trial in completed if trial["score"] is not None]
+    if not successful:
         if args.process_index == 0:
             shutil.rmtree(folder, ignore_errors=True)  # A search without a result must not block another grid.
         raise GridError(f"Training failed in all {trials} trials. Lower the learning rates of the grid, or warm up longer.")
-    return max(scored, key=lambda trial: trial["score"])["values"], done
+    return max(successful, key=lambda trial: trial["score"])["values"], completed
 
 
-def _asked(grid: Grid, seed: int) -> dict[str, Any]:
+def _describe_study(grid: Grid, seed: int) -> dict[str, Any]:
     """Return the grid and the seed of a study as JSON values, by which the study is recognised."""
     space = {name: asdict(value) if isinstance(value, Range) else value for name, value in grid.values.items()}
     return json.loads(json.dumps({"grid": space, "seed": seed}))
 
 
-def _read(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
+def _read_trials(folder: Path, study_settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the completed trials, or raise a GridError if they belong to another grid or seed."""
     path = folder / TRIALS_FILE
     if not path.is_file():
         return []
     advice = "Choose another --output_dir, or delete that file to start a new search."
-    found = read_object(path, GridError, advice)
-    if not isinstance(found.get("trials"), list):
+    content = read_object(path, GridError, advice)
+    if not isinstance(content.get("trials"), list):
         raise GridError(f"{path} is damaged: it has no list of trials. {advice}")
-    if found.get("asked") != asked:
+    if content.get("asked") != study_settings:
         raise GridError(
-            f"{folder} contains a search with {found.get('asked')}, but this search has {asked}. Choose another "
+            f"{folder} contains a search with {content.get('asked')}, but this search has {study_settings}. Choose another "
             "--output_dir, or delete that folder."
         )
-    return found["trials"]
+    return content["trials"]
 
 
-def _storage(folder: Path) -> str:
+def _storage_url(folder: Path) -> str:
     return f"sqlite:///{(folder / STUDY_FILE).absolute()}"
 
 
-def _open_study(folder: Path, trials: int) -> optuna.Study:
+def _open_study(folder: Path, num_trials: int) -> optuna.Study:
     """Open the study of a folder, and mark trials that a killed process left running as failed.
 
     Args:
-        trials: the number of completed trials in `TRIALS_FILE`. The study has at least as many, since the file is written
-            after them.
+        num_trials: the number of completed trials in `TRIALS_FILE`. The study has at least as many, since the file is
+            written after them.
 
     Raises:
         GridError: the study is damaged.
@@ -157,10 +157,12 @@ def _open_study(folder: Path, trials: int) -> optuna.Study:
     folder.mkdir(parents=True, exist_ok=True)
     problem = None
     try:
-        study = optuna.create_study(study_name=STUDY, storage=_storage(folder), direction="maximize", load_if_exists=True)
-        found = len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE]))
-        if found < trials:
-            problem = f"it has only {found} of {trials} trials"
+        study = optuna.create_study(
+            study_name=STUDY, storage=_storage_url(folder), direction="maximize", load_if_exists=True
+        )
+        num_completed = len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE]))
+        if num_completed < num_trials:
+            problem = f"it has only {num_completed} of {num_trials} trials"
     except DatabaseError as error:
         if disk_problem(error) is not None:
             raise
@@ -175,18 +177,18 @@ def _open_study(folder: Path, trials: int) -> optuna.Study:
     return study
 
 
-def _write_trials(study: optuna.Study, folder: Path, asked: dict[str, Any]) -> None:
+def _write_trials(study: optuna.Study, folder: Path, study_settings: dict[str, Any]) -> None:
     import optuna
 
-    found = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+    completed = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
     trials = [
         {"values": trial.params, "score": None if trial.value is None or trial.value <= LOWEST else trial.value}
-        for trial in found
+        for trial in completed
     ]
-    atomic_write(folder / TRIALS_FILE, json.dumps({"asked": asked, "trials": trials}, indent=2) + "\n")
+    atomic_write(folder / TRIALS_FILE, json.dumps({"asked": study_settings, "trials": trials}, indent=2) + "\n")
 
 
-def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str, Any]:
+def _suggest_values(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str, Any]:
     """Draw the values of a trial, and return them as arguments for the Trainer to set."""
     values = {}
     for name, value in grid.values.items():
@@ -198,8 +200,10 @@ def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str,
             values[name] = trial.suggest_float(name, value.min, value.max, log=value.log)
     args = copy.copy(args)
     args.total_batch_size = values.get("total_batch_size", args.total_batch_size)
-    ready = args.for_trainer(args.folder, args.seed)
-    return values | {name: getattr(ready, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")}
+    trainer_args = args.for_trainer(args.folder, args.seed)
+    return values | {
+        name: getattr(trainer_args, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    }
 
 
 class TrialTrainer(FinetuneTrainer):
@@ -241,30 +245,30 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
     """Return a function that builds the trainer of the n-th trial; what all trials share is prepared once."""
     kind = kind_module(task.spec.kind)
     config, tokenizer = load_pretrained(task, checkpoint, args.max_length)
-    chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
+    row_indices = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
     with args.main_process_first(desc="tokenising"):
-        features = kind.encode(task.train.select(chosen), tokenizer, args)
+        features = kind.encode(task.train.select(row_indices), tokenizer, args)
         validation = EvaluationSet(kind, task.validation, tokenizer, args)
-    base = args.for_seed(folder, seed, task.metric, label_names(task.spec.kind))
-    base.load_best_model_at_end, base.save_strategy = False, "no"
+    base_args = args.for_seed(folder, seed, task.metric, label_names(task.spec.kind))
+    base_args.load_best_model_at_end, base_args.save_strategy = False, "no"
     if args.select_by == "last":
-        base.eval_strategy = "no"  # The search evaluates at the end.
+        base_args.eval_strategy = "no"  # The search evaluates at the end.
 
-    def make(number: int) -> TrialTrainer:
-        own = copy.copy(base)
-        own.run_name = f"{base.run_name}/{number}"  # A run of its own in trackers.
+    def make_trainer(trial_index: int) -> TrialTrainer:
+        trial_args = copy.copy(base_args)
+        trial_args.run_name = f"{base_args.run_name}/{trial_index}"  # A run of its own in trackers.
         trainer: TrialTrainer = TrialTrainer(
             None,
-            own,
+            trial_args,
             model_init=lambda: load_model(task, checkpoint, config, args),
             train_dataset=features,
             eval_dataset=validation.by_length,
             data_collator=partial(kind.collate, tokenizer),
             processing_class=tokenizer,
-            compute_metrics=lambda found: validation.score(
-                task, validation.in_order(found.predictions), trainer.trained, args
+            compute_metrics=lambda output: validation.score(
+                task, validation.in_order(output.predictions), trainer.trained, args
             ),
         )
         return trainer
 
-    return make
+    return make_trainer

@@ -34,8 +34,8 @@ WEIGHTS_FILE = "linear.safetensors"
 COLUMNS = ("text", "text_pair")
 # Logit of a class without a training text.
 UNSEEN = -1e4
-_MOST = 1e9  # Upper bound of a weight's absolute value.
-LARGEST = 1 << 30  # Maximal size of the file of n-grams in bytes.
+_MAX_WEIGHT = 1e9  # Upper bound of a weight's absolute value.
+MAX_FILE_BYTES = 1 << 30  # Maximal size of the file of n-grams in bytes.
 # Bounds of the temperature.
 _TEMPERATURES = (1e-2, 1e2)
 # The file may come from an untrusted source.
@@ -43,7 +43,7 @@ _FIELDS = {
     "n_grams": whole(1, 3),
     "num_labels": whole(2, 100_000),
     "temperature": real(1e-3, 1e3),
-    "terms": mapped(listed(words(LARGEST), LARGEST), len(COLUMNS)),
+    "terms": mapped(listed(words(MAX_FILE_BYTES), MAX_FILE_BYTES), len(COLUMNS)),
     "by_character": one_of(True),
 }
 _DAMAGED = "Create it again with `hf-tlm baseline`, or copy it again."
@@ -54,7 +54,7 @@ def by_character(*columns: Sequence[str]) -> bool:
     return any(script_of(texts) == "unspaced" for texts in columns)
 
 
-def tokens(characters: bool) -> str:
+def token_pattern(characters: bool) -> str:
     """Return the regular expression of a token: a word or a punctuation mark.
 
     characters: in scripts without spaces each character is a token.
@@ -69,10 +69,10 @@ def tfidf(n: int, terms: Sequence[str] | None = None, characters: bool = False) 
 
     Args:
         terms: the vocabulary of n-grams; None: the n-grams of the texts that the vectorizer is fitted to.
-        characters: see `tokens`.
+        characters: see `token_pattern`.
     """
     options = {"ngram_range": (1, n), "sublinear_tf": True, "dtype": np.float32, "vocabulary": terms}
-    return TfidfVectorizer(token_pattern=tokens(characters), **options)
+    return TfidfVectorizer(token_pattern=token_pattern(characters), **options)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class LinearModel:
     biases: float32 [C] or [1].
     classes: int64 [C], the indices of these classes among `num_labels`; the others had no training text.
     temperature: margins are divided by it before the softmax; the most probable class does not depend on it.
-    by_character: see `tokens`.
+    by_character: see `token_pattern`.
     """
 
     terms: Mapping[str, Sequence[str]]
@@ -101,14 +101,14 @@ class LinearModel:
     @cached_property
     def vectorizers(self) -> dict[str, TfidfVectorizer]:
         """The fitted vectorizer of each column."""
-        made = {}
+        vectorizers = {}
         for column, terms in self.terms.items():
-            made[column] = tfidf(self.n_grams, list(terms), self.by_character)
-            made[column].idf_ = self.idf[column]
-        return made
+            vectorizers[column] = tfidf(self.n_grams, list(terms), self.by_character)
+            vectorizers[column].idf_ = self.idf[column]
+        return vectorizers
 
     @cached_property
-    def _columns(self) -> np.ndarray:
+    def _weight_matrix(self) -> np.ndarray:
         """The weights, float64 [F, C]."""
         return self.weights.T.astype(np.float64)
 
@@ -118,11 +118,13 @@ class LinearModel:
         Args:
             columns: `text`, and for pairs `text_pair`, with N rows each.
         """
-        features = sparse.hstack([made.transform(columns[name]) for name, made in self.vectorizers.items()], format="csr")
-        margins = as_margins(features @ self._columns + self.biases)
-        found = np.full((len(margins), self.num_labels), UNSEEN)
-        found[:, self.classes] = margins / self.temperature
-        return found
+        features = sparse.hstack(
+            [vectorizer.transform(columns[name]) for name, vectorizer in self.vectorizers.items()], format="csr"
+        )
+        margins = as_margins(features @ self._weight_matrix + self.biases)
+        logits = np.full((len(margins), self.num_labels), UNSEEN)
+        logits[:, self.classes] = margins / self.temperature
+        return logits
 
     def save(self, folder: Path) -> None:
         """Write `linear.json` and `linear.safetensors`."""
@@ -130,11 +132,11 @@ class LinearModel:
 
         tensors = {f"idf.{column}": np.asarray(idf, np.float32) for column, idf in self.idf.items()}
         tensors |= {"weights": self.weights, "biases": self.biases, "classes": self.classes}
-        atomic_write(folder / WEIGHTS_FILE, save({name: np.ascontiguousarray(one) for name, one in tensors.items()}))
-        about = {"n_grams": self.n_grams, "num_labels": self.num_labels, "temperature": self.temperature}
-        about |= {"by_character": True} if self.by_character else {}
+        atomic_write(folder / WEIGHTS_FILE, save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}))
+        fields = {"n_grams": self.n_grams, "num_labels": self.num_labels, "temperature": self.temperature}
+        fields |= {"by_character": True} if self.by_character else {}
         terms = {column: list(terms) for column, terms in self.terms.items()}
-        atomic_write(folder / LINEAR_FILE, json.dumps({**about, "terms": terms}, ensure_ascii=False) + "\n")
+        atomic_write(folder / LINEAR_FILE, json.dumps({**fields, "terms": terms}, ensure_ascii=False) + "\n")
 
     @classmethod
     def open(cls, folder: Path) -> LinearModel:
@@ -147,39 +149,39 @@ class LinearModel:
         from safetensors.numpy import load_file
 
         try:
-            about: dict[str, Any] = read_fields(folder / LINEAR_FILE, _FIELDS, ModelError, ["by_character"], LARGEST)
+            fields: dict[str, Any] = read_fields(folder / LINEAR_FILE, _FIELDS, ModelError, ["by_character"], MAX_FILE_BYTES)
             tensors = load_file(folder / WEIGHTS_FILE)
         except (OSError, SafetensorError, TypeError, AttributeError, ValueError) as error:  # Some for dtypes numpy lacks.
             raise ModelError(f"The linear model in {folder} cannot be read: {error}. {_DAMAGED}") from error
-        terms = about.pop("terms")
+        terms = fields.pop("terms")
         idf = {column: tensors.get(f"idf.{column}", np.zeros(0)) for column in terms}
-        parts: dict[str, Any] = {name: tensors.get(name, np.zeros(0)) for name in ("weights", "biases", "classes")}
-        found = cls(terms=terms, idf=idf, **parts, **about)
-        if not found._fits():
+        arrays: dict[str, Any] = {name: tensors.get(name, np.zeros(0)) for name in ("weights", "biases", "classes")}
+        model = cls(terms=terms, idf=idf, **arrays, **fields)
+        if not model._is_consistent():
             raise ModelError(f"The linear model in {folder} is damaged: its words do not match its weights. {_DAMAGED}")
-        return found
+        return model
 
-    def _fits(self) -> bool:
+    def _is_consistent(self) -> bool:
         """Return whether shapes, dtypes and classes are consistent, and all numbers are finite."""
         if list(self.terms) not in (["text"], list(COLUMNS)) or not all(self.terms.values()):
             return False
         if self.classes.ndim != 1 or len(self.classes) < 2:
             return False
-        rows = 1 if len(self.classes) == 2 else len(self.classes)
+        num_rows = 1 if len(self.classes) == 2 else len(self.classes)
         shapes = {column: (len(terms),) for column, terms in self.terms.items()}
-        numbers = (*self.idf.values(), self.weights, self.biases)
+        arrays = (*self.idf.values(), self.weights, self.biases)
         return (
             {column: idf.shape for column, idf in self.idf.items()} == shapes
-            and self.weights.shape == (rows, sum(map(len, self.terms.values())))
-            and self.biases.shape == (rows,)
+            and self.weights.shape == (num_rows, sum(map(len, self.terms.values())))
+            and self.biases.shape == (num_rows,)
             and all(len(set(terms)) == len(terms) for terms in self.terms.values())
             and self.classes.dtype == np.int64
-            and all(one.dtype == np.float32 for one in numbers)
+            and all(array.dtype == np.float32 for array in arrays)
             and len(set(self.classes.tolist())) == len(self.classes)
             and 0 <= self.classes.min()
             and self.classes.max() < self.num_labels
             # Larger numbers do not come from a fit, and their sums could be infinite.
-            and all((np.abs(one) < _MOST).all() for one in numbers)
+            and all((np.abs(array) < _MAX_WEIGHT).all() for array in arrays)
         )
 
 
@@ -211,13 +213,13 @@ def best_temperature(margins: np.ndarray, classes: np.ndarray, labels: np.ndarra
         classes: int [C], the class of each column.
         labels: int [N]; texts of other classes are left out. Where none remain, the temperature is 1.
     """
-    known = np.isin(labels, classes)
-    if not known.any():
+    is_known = np.isin(labels, classes)
+    if not is_known.any():
         return 1.0
-    margins, places = margins[known], np.searchsorted(classes, labels[known])
-    count, others = margins.shape[0], margins.shape[1] - 1
-    targets = np.full(margins.shape, 1 / ((count + 2) * others))
-    targets[np.arange(count), places] = (count + 1) / (count + 2)
+    margins, columns = margins[is_known], np.searchsorted(classes, labels[is_known])
+    num_texts, num_others = margins.shape[0], margins.shape[1] - 1
+    targets = np.full(margins.shape, 1 / ((num_texts + 2) * num_others))
+    targets[np.arange(num_texts), columns] = (num_texts + 1) / (num_texts + 2)
 
     def cross_entropy(log_temperature: float) -> float:
         return float(-(targets * log_softmax(margins / math.exp(log_temperature), axis=1)).sum(1).mean())

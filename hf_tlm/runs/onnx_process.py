@@ -34,8 +34,8 @@ def encoder(tokenizer_file: str) -> Callable[[list[str], int], tuple[list[list[i
     def encode(texts: list[str], length: int) -> tuple[list[list[int]], list[list[int]]]:
         tokenizer.enable_truncation(length)
         tokenizer.enable_padding(length=length)
-        found = tokenizer.encode_batch_fast(texts)
-        return [one.ids for one in found], [one.attention_mask for one in found]
+        encodings = tokenizer.encode_batch_fast(texts)
+        return [encoding.ids for encoding in encodings], [encoding.attention_mask for encoding in encodings]
 
     return encode
 
@@ -51,12 +51,12 @@ def classifier(graph: str, tokenizer_file: str) -> Callable[[list[str], int], An
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     encode, names = encoder(tokenizer_file), [entry.name for entry in session.get_inputs()]
 
-    def answer(texts: list[str], length: int) -> Any:
-        ids, mask = (np.array(part, dtype=np.int64) for part in encode(texts, length))
+    def classify(texts: list[str], length: int) -> Any:
+        ids, mask = (np.array(rows, dtype=np.int64) for rows in encode(texts, length))
         values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         return session.run(None, {name: values[name] for name in names})[0].argmax(-1)
 
-    return answer
+    return classify
 
 
 def main(graph: str, tokenizer_file: str, length: str) -> None:
@@ -65,9 +65,9 @@ def main(graph: str, tokenizer_file: str, length: str) -> None:
     The first text is classified alone, then all texts twice as one batch: onnxruntime plans its memory at the first batch of
     a shape, and allocates it at the second.
     """
-    answer, texts = classifier(graph, tokenizer_file), json.load(sys.stdin)
+    classify, texts = classifier(graph, tokenizer_file), json.load(sys.stdin)
     for batch in (texts[:1], texts, texts):
-        answer(batch, int(length))
+        classify(batch, int(length))
     print(peak_megabytes())
 
 

@@ -29,7 +29,7 @@ from hf_tlm.hub.repo import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import reading
 from hf_tlm.models.onnx_session import OnnxModel, check_dtypes
-from hf_tlm.runs.arguments import MACHINE, PredictArguments
+from hf_tlm.runs.arguments import MACHINE_OPTIONS, PredictArguments
 from hf_tlm.runs.averaging import average, check_alike, model_names
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
@@ -39,7 +39,7 @@ from hf_tlm.runs.finetuning.tagging import CRF_FILE
 from hf_tlm.runs.linear import WEIGHTS_FILE, LinearModel
 from hf_tlm.runs.prediction_files import PredictionFile
 from hf_tlm.runs.prediction_source import Source, find_source
-from hf_tlm.runs.records import SAVED_FILE, classified
+from hf_tlm.runs.records import SAVED_FILE, logits_to_predictions
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.tasks.reading import data_name, separator_as_in
 from hf_tlm.tasks.spec import check_task
@@ -55,19 +55,19 @@ SUFFIXES = {"squad": "json", None: "jsonl"}
 
 
 @contextlib.contextmanager
-def _kept_random_states() -> Iterator[None]:
+def _restore_random_states() -> Iterator[None]:
     """Restore the random states of Python, numpy and torch on exit: the construction of a Trainer seeds them all."""
-    python, of_numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(of_numpy)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
-@_kept_random_states()
+@_restore_random_states()
 def predict(
     model_name_or_path: str | os.PathLike | Sequence[str | os.PathLike],
     data: str,
@@ -130,38 +130,38 @@ def predict(
     check_dtypes([onnx_dtype])
     names, data = model_names(model_name_or_path), data_name(data)
     graph = None if backend == "torch" else ONNX_FILES[onnx_dtype]
-    wanted = {"trust_remote_code": trust_remote_code, "text_columns": text_columns, "max_length": max_length}
-    sources = _sources(names, graph, **wanted)
+    source_options = {"trust_remote_code": trust_remote_code, "text_columns": text_columns, "max_length": max_length}
+    sources = _find_sources(names, graph, **source_options)
     if max_length is not None and all(one.linear for one in sources):
         raise ArgumentsError("max_length has no effect: a linear model reads complete texts. Remove it.")
-    file = _file(names, data, output, predict_format, sources, separator)
+    file = _create_prediction_file(names, data, output, predict_format, sources, separator)
     with contextlib.ExitStack() as stack:
-        opened: dict[int, Predictor] = {}
+        predictors_by_index: dict[int, Predictor] = {}
         # Linear models first: after a network's Trainer no other arguments may set up the process.
-        for place, one in sorted(enumerate(sources), key=lambda pair: not pair[1].linear):
+        for index, one in sorted(enumerate(sources), key=lambda pair: not pair[1].linear):
             exported = None if backend == "torch" or one.linear else OnnxModel(one.folder, onnx_dtype, num_threads)
-            opening = open_predictor(one, trust_remote_code=trust_remote_code, exported=exported, **options)
-            opened[place] = stack.enter_context(opening)
-        predictors = [opened[place] for place in range(len(sources))]
+            context = open_predictor(one, trust_remote_code=trust_remote_code, exported=exported, **options)
+            predictors_by_index[index] = stack.enter_context(context)
+        predictors = [predictors_by_index[index] for index in range(len(sources))]
         args = predictors[0].args
-        main = args.process_index == 0
-        if main:
+        is_main = args.process_index == 0
+        if is_main:
             stack.enter_context(file)
-        bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not main))
-        said: Counter[str] = Counter()
+        bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not is_main))
+        counts: Counter[str] = Counter()
         for rows, columns in unlabelled_chunks(data, sources[0].spec, drop_bad_rows=drop_bad_rows, separator=separator):
-            answers = [predictor(rows) for predictor in predictors]
-            predictions = answers[0] if len(answers) == 1 else average(answers)
-            if main:
+            predictions_by_model = [predictor(rows) for predictor in predictors]
+            predictions = predictions_by_model[0] if len(predictions_by_model) == 1 else average(predictions_by_model)
+            if is_main:
                 file.add(rows, predictions, columns)
             if sources[0].spec.kind == "classification":
-                said.update(str(one["prediction"]) for one in predictions)
+                counts.update(str(one["prediction"]) for one in predictions)
                 bar.set_postfix_str(
-                    few([f"{one_line(name, 30)} {count / said.total():.0%}" for name, count in said.most_common()], 5)
+                    few([f"{one_line(name, 30)} {count / counts.total():.0%}" for name, count in counts.most_common()], 5)
                 )
             bar.update(len(rows))
         with args.main_process_first(local=False, desc="writing the predictions"):
-            if main:
+            if is_main:
                 stack.close()
     return file.path
 
@@ -179,14 +179,14 @@ def open_predictor(
         exported: the source's exported graph, which is run instead of its weights.
         options: further `FinetuneArguments`; see `predict`.
     """
-    with tempfile.TemporaryDirectory() as scratch, _without_bars_of_chunks():
+    with tempfile.TemporaryDirectory() as scratch, _hide_datasets_bars():
         args = source.finetune_arguments(scratch, **options)
         if exported is not None:
-            yield _Exported(source, args, exported)
+            yield _OnnxPredictor(source, args, exported)
         elif source.linear:
-            yield _Linear(source, args)
+            yield _LinearPredictor(source, args)
         else:
-            yield _Prompted(source, args) if source.prompted else _WithHead(source, args, trust_remote_code)
+            yield _PromptPredictor(source, args) if source.prompted else _HeadPredictor(source, args, trust_remote_code)
 
 
 class Predictor(ABC):
@@ -204,20 +204,22 @@ class Predictor(ABC):
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         """Return `prediction`, and for classes `probabilities`, for each row; see `hf_tlm.runs.finetuning.kinds`."""
 
-    def _share(self, rows: Dataset) -> Dataset:
+    def _select_share(self, rows: Dataset) -> Dataset:
         """Return the rows that this process predicts; none for a process beyond the number of rows."""
         if self.args.process_index >= len(rows):
             return rows.select([])
         return rows.shard(min(self.args.world_size, len(rows)), self.args.process_index, contiguous=True)
 
-    def _by_shares(self, rows: Dataset, answers: Callable[[Dataset], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    def _predict_shares(
+        self, rows: Dataset, predict_rows: Callable[[Dataset], list[dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
         """Predict a share of the rows on each process, and gather the predictions of all."""
-        share = self._share(rows)
-        found = answers(share) if len(share) else []
-        return gather_object(found) if self.args.world_size > 1 else found
+        share = self._select_share(rows)
+        predictions = predict_rows(share) if len(share) else []
+        return gather_object(predictions) if self.args.world_size > 1 else predictions
 
 
-class _WithHead(Predictor):
+class _HeadPredictor(Predictor):
     """A predictor of a stock model with the head of the task."""
 
     def __init__(self, source: Source, args: FinetuneArguments, trust_remote_code: bool):
@@ -239,7 +241,7 @@ class _WithHead(Predictor):
         return chunk.decode(chunk.outputs(self.trainer), self.model, self.args)
 
 
-class _Config(nn.Module):
+class _ConfigModule(nn.Module):
     """A module without weights that carries the config of a model whose logits are computed elsewhere."""
 
     device = torch.device("cpu")
@@ -249,7 +251,7 @@ class _Config(nn.Module):
         self.config = config
 
 
-class _Exported(Predictor):
+class _OnnxPredictor(Predictor):
     """A predictor of an exported model, run by onnxruntime."""
 
     def __init__(self, source: Source, args: FinetuneArguments, exported: OnnxModel):
@@ -262,7 +264,7 @@ class _Exported(Predictor):
         self.collate = partial(self.kind.collate, self.tokenizer)
         with reading(f"the config in {source.folder}"):  # It may come from an untrusted source.
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
-        self.model: nn.Module = _Config(config)
+        self.model: nn.Module = _ConfigModule(config)
         super().__init__(args, self.model)
         _check_classes(config.num_labels, source)
         if source.spec.kind == "regression":
@@ -273,11 +275,11 @@ class _Exported(Predictor):
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
         self.tokens += int(feature_lengths(chunk.features).sum())
-        size, most_tokens = self.args.per_device_eval_batch_size, self.exported.most_tokens
-        return chunk.decode(chunk.outputs_of(self.exported, self.collate, size, most_tokens), self.model, self.args)
+        batch_size, most_tokens = self.args.per_device_eval_batch_size, self.exported.most_tokens
+        return chunk.decode(chunk.outputs_of(self.exported, self.collate, batch_size, most_tokens), self.model, self.args)
 
 
-class _Prompted(Predictor):
+class _PromptPredictor(Predictor):
     """A predictor of a masked LM with a prompt."""
 
     def __init__(self, source: Source, args: FinetuneArguments):
@@ -286,13 +288,16 @@ class _Prompted(Predictor):
         super().__init__(args, self.classifier.model)
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
-        found = self._by_shares(rows, lambda share: self.classifier.predict(share, self.args.per_device_eval_batch_size))
+        predictions = self._predict_shares(
+            rows, lambda share: self.classifier.predict(share, self.args.per_device_eval_batch_size)
+        )
         return [
-            one | {"probabilities": {name: round(value, 6) for name, value in one["probabilities"].items()}} for one in found
+            prediction | {"probabilities": {name: round(value, 6) for name, value in prediction["probabilities"].items()}}
+            for prediction in predictions
         ]
 
 
-class _Linear(Predictor):
+class _LinearPredictor(Predictor):
     """A predictor of a linear model, which reads texts without truncation."""
 
     def __init__(self, source: Source, args: FinetuneArguments):
@@ -306,7 +311,7 @@ class _Linear(Predictor):
         super().__init__(args, nn.Module())
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
-        return self._by_shares(rows, lambda share: classified(self.linear.logits(share), self.names))
+        return self._predict_shares(rows, lambda share: logits_to_predictions(self.linear.logits(share), self.names))
 
 
 def predict_after(
@@ -336,7 +341,7 @@ def predict_after(
         separator=separator_as_in(Path(predicting.predict), separator),
         drop_bad_rows=drop_bad_rows,
         trust_remote_code=trust_remote_code,
-        **{name: getattr(args, name) for name in MACHINE},
+        **{name: getattr(args, name) for name in MACHINE_OPTIONS},
     )
 
 
@@ -359,17 +364,17 @@ def check_predictable(
     check_task(task)
     if predicting.predict is None:
         return
-    place = Path(predicting.predict_output or f"{PREDICTIONS}/rows.{SUFFIXES.get(predicting.predict_format, 'jsonl')}")
-    _check_place(place, predicting.predict, [Path(output_dir)])
-    file = PredictionFile(place, predicting.predict_format, task.spec, task.label_names)
-    _check_place(file.path, predicting.predict, [Path(output_dir)])
+    path = Path(predicting.predict_output or f"{PREDICTIONS}/rows.{SUFFIXES.get(predicting.predict_format, 'jsonl')}")
+    _check_output_path(path, predicting.predict, [Path(output_dir)])
+    file = PredictionFile(path, predicting.predict_format, task.spec, task.label_names)
+    _check_output_path(file.path, predicting.predict, [Path(output_dir)])
     if predicting.predict_output is not None:  # The default is in output_dir, which the training writes.
         check_writable(file.path.parent, f"predict_output {file.path}")
     separator = separator_as_in(Path(predicting.predict), separator)
     next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows, separator=separator), None)
 
 
-def _sources(names: Sequence[str], graph: str | None, **options: Any) -> list[Source]:
+def _find_sources(names: Sequence[str], graph: str | None, **options: Any) -> list[Source]:
     """Find the models, and check that several can be averaged.
 
     graph: the file of an export for onnxruntime; None: the weights for torch.
@@ -379,15 +384,15 @@ def _sources(names: Sequence[str], graph: str | None, **options: Any) -> list[So
     """
     files = FILES if graph is None else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, graph]
     sources = [find_source(name, files=files, **options) for name in names]
-    for name, one in zip(names, sources, strict=True):
-        if graph is None and (one.folder / EXPORT_FILE).is_file() and not any(one.folder.glob("*.safetensors")):
+    for name, source in zip(names, sources, strict=True):
+        if graph is None and (source.folder / EXPORT_FILE).is_file() and not any(source.folder.glob("*.safetensors")):
             raise ModelError(f"{name} is an export, which needs onnxruntime. Pass --backend onnx.")
     if len(names) > 1:
         check_alike(names, sources)
     return sources
 
 
-def _file(
+def _create_prediction_file(
     names: Sequence[str],
     data: str,
     output: str | Path | None,
@@ -396,33 +401,35 @@ def _file(
     separator: str | None,
 ) -> PredictionFile:
     if output is None:
-        beside = Path(names[0]) / PREDICTIONS if len(names) == 1 and Path(names[0]).is_dir() else Path(PREDICTIONS)
+        default_folder = Path(names[0]) / PREDICTIONS if len(names) == 1 and Path(names[0]).is_dir() else Path(PREDICTIONS)
         suffix = SUFFIXES.get(predict_format, predict_format)
-        output = beside if predict_format == "glue" else beside / f"{strip_compression(Path(data)).stem}.{suffix}"
+        output = (
+            default_folder if predict_format == "glue" else default_folder / f"{strip_compression(Path(data)).stem}.{suffix}"
+        )
     folders = [*map(Path, names), *(source.folder for source in sources)]
-    _check_place(Path(output), data, folders)
-    first, like = sources[0], Path(data)
-    file = PredictionFile(Path(output), predict_format, first.spec, first.label_names, like=like, separator=separator)
-    _check_place(file.path, data, folders)
+    _check_output_path(Path(output), data, folders)
+    first, input_path = sources[0], Path(data)
+    file = PredictionFile(Path(output), predict_format, first.spec, first.label_names, like=input_path, separator=separator)
+    _check_output_path(file.path, data, folders)
     check_writable(file.path.parent, f"Predictions go to {file.path}")
     return file
 
 
-def _check_place(path: Path, data: str, folders: Sequence[Path]) -> None:
+def _check_output_path(path: Path, data: str, folders: Sequence[Path]) -> None:
     """Check that predictions overwrite neither the data nor a file of a model, or raise an ArgumentsError."""
-    place = path.resolve()
-    if Path(data).is_file() and place == Path(data).resolve():
+    output_path = path.resolve()
+    if Path(data).is_file() and output_path == Path(data).resolve():
         raise ArgumentsError(f"predict_output {path} is the file to predict on. Choose another path.")
     for folder in map(Path.resolve, folders):
-        if not place.exists() or folder not in place.parents:
+        if not output_path.exists() or folder not in output_path.parents:
             continue
-        name = place.relative_to(folder)
-        own = name.parts[0].startswith((SEED, SPLIT)) or str(name) in {SEAL, SETTINGS_FILE, RESULTS_FILE}
+        name = output_path.relative_to(folder)
+        is_run_file = name.parts[0].startswith((SEED, SPLIT)) or str(name) in {SEAL, SETTINGS_FILE, RESULTS_FILE}
         if (folder / SEAL).is_file():
-            own |= str(name) in read_seal(folder)["files"]
+            is_run_file |= str(name) in read_seal(folder)["files"]
         elif len(name.parts) == 1:
-            own |= any(fnmatch(name.name, glob) for glob in FILES)
-        if own:
+            is_run_file |= any(fnmatch(name.name, glob) for glob in FILES)
+        if is_run_file:
             raise ArgumentsError(f"predict_output {path} is a file of the run. Choose another path.")
 
 
@@ -435,12 +442,12 @@ def _check_classes(num_labels: int | None, source: Source) -> None:
 
 
 @contextlib.contextmanager
-def _without_bars_of_chunks() -> Iterator[None]:
+def _hide_datasets_bars() -> Iterator[None]:
     """Disable the progress bars of `datasets`: one bar is enough."""
-    shown = datasets.is_progress_bar_enabled()
+    was_enabled = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             datasets.enable_progress_bars()

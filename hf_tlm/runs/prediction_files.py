@@ -33,7 +33,7 @@ SUFFIXES = {
     **{".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".xlsx": "xlsx"},
     **{".txt": "txt"},
 }
-_LONGEST_LINE = 1 << 26  # bytes
+_MAX_LINE_BYTES = 1 << 26  # bytes
 FORMATS = (*dict.fromkeys(SUFFIXES.values()), "glue", "squad")
 # Registered task -> name of its file on GLUE's leaderboard.
 GLUE_FILES = {
@@ -105,11 +105,11 @@ def check_format(predict_format: str, spec: TaskSpec, label_names: Sequence[str]
         if spec.kind != TASKS[task].kind:
             raise ArgumentsError(f"predict_format glue: {task} is a {TASKS[task].kind} task; received a {spec.kind} task.")
         classes = TASKS[task].classes or ()
-        known = {*classes, *map(str, range(len(classes)))}
-        if spec.kind == "classification" and (other := [name for name in label_names if name not in known]):
+        known_names = {*classes, *map(str, range(len(classes)))}
+        if spec.kind == "classification" and (unknown := [name for name in label_names if name not in known_names]):
             raise ArgumentsError(
                 f"predict_format glue: the classes of {task} are {', '.join(classes)}, or their numbers from 0; this task "
-                f"has {', '.join(other):.200}."
+                f"has {', '.join(unknown):.200}."
             )
 
 
@@ -124,33 +124,33 @@ def _check_replaceable(path: Path, format: str) -> None:
     if format in ("txt", "squad"):
         logger.warning("%s exists and will be replaced.", path)
         return
-    names = _columns_of(path)
+    names = _read_column_names(path)
     if names != [] and "prediction" not in (names or ()):
-        held = f"a table with the columns {', '.join(map(str, names)):.200}" if names else "not a readable table"
+        content = f"a table with the columns {', '.join(map(str, names)):.200}" if names else "not a readable table"
         raise ArgumentsError(
-            f"predict_output {path} exists and has no predictions: it is {held}, and would be lost. Choose another path, "
+            f"predict_output {path} exists and has no predictions: it is {content}, and would be lost. Choose another path, "
             "or move the file."
         )
 
 
-def _columns_of(path: Path) -> list[Any] | None:
+def _read_column_names(path: Path) -> list[Any] | None:
     """Return the column names of a table in any of the formats; None where the file is no table."""
     try:
         with open(path, "rb") as file:
-            first = file.readline(_LONGEST_LINE)
-        if first.startswith(b"PAR1"):
+            first_line = file.readline(_MAX_LINE_BYTES)
+        if first_line.startswith(b"PAR1"):
             return list(pq.read_schema(path).names)
-        if first.startswith(b"PK"):
+        if first_line.startswith(b"PK"):
             import openpyxl
 
             rows = openpyxl.load_workbook(path, read_only=True).worksheets[0].iter_rows(max_row=1, values_only=True)
             return list(next(rows, ()))
-        line = first.decode("utf-8-sig").strip()
-        if "\0" in line:
+        header = first_line.decode("utf-8-sig").strip()
+        if "\0" in header:
             return None
-        if line.startswith("{"):
-            return list(json.loads(line))
-        return next(csv.reader([line], delimiter=max(",;\t|", key=line.count)), [])
+        if header.startswith("{"):
+            return list(json.loads(header))
+        return next(csv.reader([header], delimiter=max(",;\t|", key=header.count)), [])
     except Exception:  # Of any class: the file may hold anything.
         return None
 
@@ -200,10 +200,10 @@ class PredictionFile(contextlib.ExitStack):
         if self.format == "xlsx":
             check_excel(self.path)
         _check_replaceable(self.path, self.format)
-        self.separator, self.mark = _dialect(like, separator) if self.format == "csv" else ("\t", "")
-        self.written = 0
+        self.separator, self.byte_order_mark = _read_dialect(like, separator) if self.format == "csv" else ("\t", "")
+        self.num_rows = 0
         self._columns: list[str] = []
-        self._kept: list[pa.Table] = []
+        self._tables: list[pa.Table] = []
 
     def __enter__(self) -> PredictionFile:
         super().__enter__()
@@ -219,7 +219,7 @@ class PredictionFile(contextlib.ExitStack):
 
     def __exit__(self, *error: Any) -> bool | None:
         if error[0] is None and self.format in ("parquet", "xlsx"):
-            table = _joined(self._kept) if self._kept else pa.table({})
+            table = _concatenate_tables(self._tables) if self._tables else pa.table({})
             if self.format == "parquet":
                 pq.write_table(table, self._stream)
             else:
@@ -236,73 +236,75 @@ class PredictionFile(contextlib.ExitStack):
             source: the columns of the input for these rows.
         """
         if self.task:
-            lines = (f"{self.written + i}\t{glue_value(self.task, p['prediction'])}\n" for i, p in enumerate(predictions))
+            lines = (f"{self.num_rows + i}\t{glue_value(self.task, p['prediction'])}\n" for i, p in enumerate(predictions))
             self._write("".join(lines))
         elif self.format == "squad":
-            answers, odds = self._objects
-            for identifier, found in zip(rows["id"], predictions, strict=True):
-                answers(identifier, found["prediction"])
-                odds(identifier, found.get("null_odds", 0.0))
+            add_answer, add_odds = self._objects
+            for identifier, prediction in zip(rows["id"], predictions, strict=True):
+                add_answer(identifier, prediction["prediction"])
+                add_odds(identifier, prediction.get("null_odds", 0.0))
         elif self.format == "txt":
-            self._write("".join(f"{_cell(one['prediction'])}\n" for one in predictions))
+            self._write("".join(f"{_format_cell(one['prediction'])}\n" for one in predictions))
         elif self.format == "jsonl":
             lines = (
                 json.dumps({"id": identifier, **record}, ensure_ascii=False, default=str) + "\n"
-                for identifier, record in zip(rows["id"], _records(source or {}, predictions), strict=True)
+                for identifier, record in zip(rows["id"], _create_records(source or {}, predictions), strict=True)
             )
             self._write("".join(lines))
         else:
-            self._add_table(_records(source or {}, [_flat(found) for found in predictions]))
-        self.written += len(predictions)
+            self._add_table(_create_records(source or {}, [_flatten_prediction(prediction) for prediction in predictions]))
+        self.num_rows += len(predictions)
 
     def _add_table(self, records: list[dict[str, Any]]) -> None:
         if self.format == "parquet":
-            self._kept.append(_table(records))
+            self._tables.append(_create_table(records))
         elif self.format == "xlsx":
-            self._kept.append(_table([{name: _plain(value) for name, value in row.items()} for row in records]))
+            self._tables.append(
+                _create_table([{name: _to_spreadsheet_value(value) for name, value in row.items()} for row in records])
+            )
         else:
-            first = not self._columns
+            is_first = not self._columns
             self._columns = self._columns or list(records[0])
-            if late := [name for name in (records[0] if records else ()) if name not in self._columns]:
+            if new_columns := [name for name in (records[0] if records else ()) if name not in self._columns]:
                 raise ArgumentsError(
-                    f"{self.path}: after row {self.written} the input has the new columns {', '.join(late)}, but a "
+                    f"{self.path}: after row {self.num_rows} the input has the new columns {', '.join(new_columns)}, but a "
                     f"{self.format} has one header, which is already written. Choose a .jsonl or .parquet file."
                 )
             text = io.StringIO()
             writer = csv.DictWriter(text, self._columns, delimiter=self.separator, lineterminator="\n", restval="")
-            if first:
-                self._write(self.mark)
+            if is_first:
+                self._write(self.byte_order_mark)
                 writer.writeheader()
-            writer.writerows({name: _cell(value) for name, value in row.items()} for row in records)
+            writer.writerows({name: _format_cell(value) for name, value in row.items()} for row in records)
             self._write(text.getvalue())
 
     def _write(self, text: str) -> None:
         self._stream.write(text.encode("utf-8"))
 
 
-def _dialect(like: Path | None, separator: str | None) -> tuple[str, str]:
+def _read_dialect(input_path: Path | None, separator: str | None) -> tuple[str, str]:
     """Return the separator and the byte order mark, or an empty string, of a csv; a comma and no mark for any other file."""
-    if like is None or suffix_of(like) != ".csv" or not like.is_file():
+    if input_path is None or suffix_of(input_path) != ".csv" or not input_path.is_file():
         return ",", ""
-    with fsspec.open(str(like), "rb", compression="infer") as file:
-        marked = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    with fsspec.open(str(input_path), "rb", compression="infer") as file:
+        has_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
     with contextlib.suppress(UnicodeDecodeError):  # Reading the rows raises the error for it.
-        return separator_of(like, separator), "\ufeff" if marked else ""
+        return separator_of(input_path, separator), "\ufeff" if has_mark else ""
     return ",", ""
 
 
-def _records(source: Mapping[str, Sequence[Any]], found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _create_records(source: Mapping[str, Sequence[Any]], predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of the input followed by the predictions; columns of the input are renamed where names collide."""
-    names = _kept_names(source, found[0] if found else {})
-    rows = zip(*source.values(), strict=True) if names else [()] * len(found)
-    return [{**dict(zip(names, row, strict=True)), **one} for row, one in zip(rows, found, strict=True)]
+    names = _unique_names(source, predictions[0] if predictions else {})
+    rows = zip(*source.values(), strict=True) if names else [()] * len(predictions)
+    return [{**dict(zip(names, row, strict=True)), **prediction} for row, prediction in zip(rows, predictions, strict=True)]
 
 
-def _kept_names(source: Iterable[str], found: Collection[str]) -> list[str]:
+def _unique_names(source: Iterable[str], prediction_names: Collection[str]) -> list[str]:
     """Return unique names for the columns of the input, renamed `input_<name>` where they collide with the predictions'."""
-    names, taken = [], {*source, *found}
+    names, taken = [], {*source, *prediction_names}
     for name in source:
-        if name in found:
+        if name in prediction_names:
             while name in taken:
                 name = f"input_{name}"
             taken.add(name)
@@ -310,61 +312,65 @@ def _kept_names(source: Iterable[str], found: Collection[str]) -> list[str]:
     return names
 
 
-def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_prediction(prediction: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten a prediction to cells of a table, with a cell `probability_<class>` for each class."""
     cells: dict[str, Any] = {}
-    for name, value in found.items():
-        cells |= {f"probability_{key}": share for key, share in value.items()} if isinstance(value, dict) else {name: value}
+    for name, value in prediction.items():
+        cells |= (
+            {f"probability_{key}": probability for key, probability in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
     return cells
 
 
-def _plain(value: Any) -> Any:
+def _to_spreadsheet_value(value: Any) -> Any:
     """Convert a value to one that a spreadsheet can hold.
 
     Dicts and lists become JSON; times with a time zone and other types become Python's text of them.
     """
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False, default=str)
-    simple = value is None or isinstance(value, (str, int, float, Decimal, datetime.date, datetime.time))
-    return value if simple and getattr(value, "tzinfo", None) is None else str(value)
+    is_simple = value is None or isinstance(value, (str, int, float, Decimal, datetime.date, datetime.time))
+    return value if is_simple and getattr(value, "tzinfo", None) is None else str(value)
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     """Return a value as the text of a cell; an empty string for None."""
-    return "" if value is None else str(_plain(value))
+    return "" if value is None else str(_to_spreadsheet_value(value))
 
 
-def _table(records: list[dict[str, Any]]) -> pa.Table:
+def _create_table(records: list[dict[str, Any]]) -> pa.Table:
     """Return rows as an Arrow table; a column of mixed types becomes strings."""
-    return pa.table({name: _column([row[name] for row in records]) for name in (records[0] if records else ())})
+    return pa.table({name: _create_column([row[name] for row in records]) for name in (records[0] if records else ())})
 
 
-def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+def _concatenate_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables; a column with different types becomes strings, and one that a table lacks is null there."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException:
         names = dict.fromkeys(name for table in tables for name in table.column_names)
         rows = [row for table in tables for row in table.to_pylist()]
-        return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
+        return pa.table({name: _create_column([row.get(name) for row in rows]) for name in names})
 
 
-def _column(values: list[Any]) -> pa.Array:
+def _create_column(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
-        return pa.array([None if value is None else _cell(value) for value in values], pa.string())
+        return pa.array([None if value is None else _format_cell(value) for value in values], pa.string())
 
 
 @contextlib.contextmanager
 def _json_object(stream: BinaryIO) -> Iterator[Callable[[str, Any], None]]:
     """Yield a function that writes the next entry of a JSON object to a stream."""
-    before = "{"
+    prefix = "{"
 
     def add(name: str, value: Any) -> None:
-        nonlocal before
-        stream.write(f"{before}{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}".encode())
-        before = ",\n"
+        nonlocal prefix
+        stream.write(f"{prefix}{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}".encode())
+        prefix = ",\n"
 
     yield add
-    stream.write(b"}\n" if before != "{" else b"{}\n")
+    stream.write(b"}\n" if prefix != "{" else b"{}\n")

@@ -32,7 +32,7 @@ HEADS = {
     "ForMultipleChoice": "multiple_choice",
 }
 # A tokenizer without a limit has a model_max_length of about 1e30; the second is used where the model has no limit either.
-_NO_LIMIT, _LENGTH = 1 << 20, 512
+_NO_LIMIT, _DEFAULT_LENGTH = 1 << 20, 512
 
 
 @dataclass(frozen=True)
@@ -90,25 +90,25 @@ def find_source(
     name, revision = split_revision(model_name_or_path)
     check_models([name])
     folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code, files=files))
-    if (best := _best_split(folder)) is not None:
-        folder = Path(checkpoint_folder(str(best)))
-    network = any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE))
-    if not network and (folder / LINEAR / LINEAR_FILE).is_file():
+    if (best_split := _find_best_split(folder)) is not None:
+        folder = Path(checkpoint_folder(str(best_split)))
+    is_network = any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE))
+    if not is_network and (folder / LINEAR / LINEAR_FILE).is_file():
         folder = Path(checkpoint_folder(str(folder / LINEAR)))
-    linear = not network and (folder / LINEAR_FILE).is_file()
-    if not linear and not network:
-        raise ModelError(_why_none(model_name_or_path, folder))
+    linear = not is_network and (folder / LINEAR_FILE).is_file()
+    if not linear and not is_network:
+        raise ModelError(_explain_no_model(model_name_or_path, folder))
     prompted, stock = (folder / PROMPT_FILE).is_file(), not linear and not (folder / SAVED_FILE).is_file()
     # Only stock or prompted models: an adapter trained on a task has the config of its base, which may name a masked LM.
-    fills_masks = masked_lm and (prompted or (stock and _fills_masks(folder, model_name_or_path, trust_remote_code)))
+    fills_masks = masked_lm and (prompted or (stock and _is_masked_lm(folder, model_name_or_path, trust_remote_code)))
     if fills_masks:
-        spec, label_names, arguments = _of_masked_lm(folder, trust_remote_code)
+        spec, label_names, arguments = _describe_masked_lm(folder, trust_remote_code)
     elif not stock:
         spec, label_names, arguments = read_saved(folder)
     elif prompted:
-        spec, label_names, arguments = _of_prompt(folder)
+        spec, label_names, arguments = _describe_prompt_model(folder)
     else:
-        spec, label_names, arguments = _of_checkpoint(folder, model_name_or_path, trust_remote_code)
+        spec, label_names, arguments = _describe_checkpoint(folder, model_name_or_path, trust_remote_code)
     if text_columns is not None:
         spec = with_text_columns(spec, text_columns)
     if max_length is not None:
@@ -124,7 +124,7 @@ def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> Task
     return dataclasses.replace(spec, text_columns=texts, other_text_columns=())
 
 
-def _best_split(folder: Path) -> Path | None:
+def _find_best_split(folder: Path) -> Path | None:
     """Return the model folder of the few-shot split that is best on validation; None for folders of other runs.
 
     Raises:
@@ -136,16 +136,16 @@ def _best_split(folder: Path) -> Path | None:
     splits, metric = record.get("splits"), record.get("metric")
     if not isinstance(splits, list) or "scored_split" not in record:
         return None
-    trained = [one for one in splits if (split_folder(folder, one.get("seed")) / "model").is_dir()]
+    trained = [split for split in splits if (split_folder(folder, split.get("seed")) / "model").is_dir()]
     if not trained:
         raise ModelError(
             f"{folder} is a few-shot run without training, which saves no model. Pass a run whose method trains."
         )
-    best = max(trained, key=lambda one: one.get("validation", {}).get(metric, 0.0))
+    best = max(trained, key=lambda split: split.get("validation", {}).get(metric, 0.0))
     return split_folder(folder, best["seed"]) / "model"
 
 
-def _why_none(name: str, folder: Path) -> str:
+def _explain_no_model(name: str, folder: Path) -> str:
     if (folder / SETTINGS_FILE).is_file() and not (folder / RESULTS_FILE).is_file():
         return f"{name} is an unfinished run. Run its command again until it finishes, then predict."
     if (find_object(folder / RESULTS_FILE) or {}).get("name") in (LINEAR, MAJORITY):
@@ -159,35 +159,35 @@ def _why_none(name: str, folder: Path) -> str:
     )
 
 
-def _of_prompt(folder: Path) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
+def _describe_prompt_model(folder: Path) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
     """Return task, classes and arguments of a masked LM with a prompt that was saved without its task."""
     template = str(read_object(folder / PROMPT_FILE).get("template"))
     texts = ("text", "text_pair") if "{text_pair" in template else ("text",)
     return TaskSpec(name=folder.name, path="", text_columns=texts), (), {}
 
 
-def _config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
+def _load_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
     with reading(f"a config from {name!r}"):
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
-def _fills_masks(folder: Path, name: str, trust_remote_code: bool) -> bool:
+def _is_masked_lm(folder: Path, name: str, trust_remote_code: bool) -> bool:
     if not (folder / "config.json").is_file():
         return False
-    classes = _config(folder, name, trust_remote_code).architectures or ()
-    return any(str(one).endswith("ForMaskedLM") for one in classes)
+    classes = _load_config(folder, name, trust_remote_code).architectures or ()
+    return any(str(class_name).endswith("ForMaskedLM") for class_name in classes)
 
 
-def _of_masked_lm(folder: Path, trust_remote_code: bool) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
-    config = _config(folder, str(folder), trust_remote_code)
+def _describe_masked_lm(folder: Path, trust_remote_code: bool) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
+    config = _load_config(folder, str(folder), trust_remote_code)
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
-    return TaskSpec(name=folder.name, path=""), (), {"max_length": _longest(config, tokenizer)}
+    return TaskSpec(name=folder.name, path=""), (), {"max_length": _max_input_length(config, tokenizer)}
 
 
-def _of_checkpoint(folder: Path, name: str, trust_remote_code: bool) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
-    config = _config(folder, name, trust_remote_code)
-    classes = [str(one) for one in config.architectures or ()]
-    kind = next((kind for one in classes for head, kind in HEADS.items() if one.endswith(head)), None)
+def _describe_checkpoint(folder: Path, name: str, trust_remote_code: bool) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
+    config = _load_config(folder, name, trust_remote_code)
+    classes = [str(class_name) for class_name in config.architectures or ()]
+    kind = next((kind for class_name in classes for head, kind in HEADS.items() if class_name.endswith(head)), None)
     if kind is None:
         raise ModelError(
             f"{name} has no task head ({', '.join(classes) or 'its config names no class'}) and cannot predict. Fine-tune "
@@ -200,10 +200,10 @@ def _of_checkpoint(folder: Path, name: str, trust_remote_code: bool) -> tuple[Ta
     labels = tuple(class_names(config)) if kind in ("classification", "tagging") else ()
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code, masking=False)
     spec = TaskSpec(name=Path(name).name, path="", kind=kind)
-    return spec, labels, {"max_length": _longest(config, tokenizer)}
+    return spec, labels, {"max_length": _max_input_length(config, tokenizer)}
 
 
-def _longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+def _max_input_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the longest input that a checkpoint accepts, in tokens; 512 where there is no limit."""
     limits = [limit for limit in (tokenizer.model_max_length, longest_input(config)) if limit and limit < _NO_LIMIT]
-    return int(min(limits, default=_LENGTH))
+    return int(min(limits, default=_DEFAULT_LENGTH))

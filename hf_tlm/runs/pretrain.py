@@ -35,7 +35,7 @@ from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.push import Push
 from hf_tlm.models import TrainedModel, export_adapter, export_stock, trained_parameters
 from hf_tlm.objective_specs import OBJECTIVES
-from hf_tlm.runs.records import cost_lines, logged_scores, published_lines, started
+from hf_tlm.runs.records import cost_lines, logged_scores, provenance_entries, published_lines
 from hf_tlm.training import (
     ArgumentsError,
     ModelArguments,
@@ -80,16 +80,16 @@ class PretrainingRun:
         record, lines = self.record, []
         scores = {name: value for name, value in record["validation"].items() if name != "loss"}
         if scores:
-            listed = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items())
+            score_list = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items())
             if not OBJECTIVES[record["arguments"]["objective"]].corrupts:
-                listed += f" (perplexity {math.exp(min(scores['mlm_loss'], 700.0)):.4g})"
-            lines.append(f"validation   {listed}")
+                score_list += f" (perplexity {math.exp(min(scores['mlm_loss'], 700.0)):.4g})"
+            lines.append(f"validation   {score_list}")
         if record["corpus"]["blocks"] is not None:
             lines.append(f"corpus       {record['corpus']['blocks']:,} blocks, {record['corpus']['tokens']:,} tokens")
         lines += cost_lines(record["cost"])
         trained, parameters = record["trained_parameters"], record["parameters"]
-        some = f", {trained:,} trained" if trained < parameters else ""
-        lines.append(f"model        {self.output_dir} ({parameters:,} parameters{some})")
+        trained_note = f", {trained:,} trained" if trained < parameters else ""
+        lines.append(f"model        {self.output_dir} ({parameters:,} parameters{trained_note})")
         return "\n".join([*lines, *published_lines(self.push)])
 
 
@@ -111,13 +111,13 @@ def run_pretraining(
         BlocksError, CorpusError, TokenizerError, ModelError: see `BlockShards`, `cached_wordpiece`, `model_factory`.
     """
     if not isinstance(corpus, Corpus):
-        made = describe_received(corpus, "load_corpus", splits='dataset["train"]')
+        received = describe_received(corpus, "load_corpus", splits='dataset["train"]')
         if hasattr(corpus, "as_corpus"):
-            made = "received a Subset. Give subset.as_corpus()."
-        raise CorpusError(f"corpus: expected a Corpus; {made}")
+            received = "received a Subset. Give subset.as_corpus()."
+        raise CorpusError(f"corpus: expected a Corpus; {received}")
     check_given(ArgumentsError, args=(args, PretrainArguments), model_args=(model_args, ModelArguments))
     check_given(ArgumentsError, block_args=(block_args, BlockArguments))
-    _check(args, model_args, block_args)
+    _check_arguments(args, model_args, block_args)
     output_dir = args.folder
     details = {
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
@@ -151,7 +151,7 @@ def run_pretraining(
     return run
 
 
-def _check(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
+def _check_arguments(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
     if model_args.use_peft and model_args.model_name_or_path is None:
         raise ArgumentsError(
             "use_peft does not train the body's weights, which would stay random from scratch. Pass --model_name_or_path "
@@ -203,7 +203,7 @@ def _train(
 ) -> dict[str, Any]:
     """Train and write the finished model to the folder `export`; return the record."""
     with args.main_process_first(desc="creating the tokenizer"):
-        tokenizer = _tokenizer(corpus, args, model_args, block_args, output_dir / TOKENIZER)
+        tokenizer = _load_or_train_tokenizer(corpus, args, model_args, block_args, output_dir / TOKENIZER)
     make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length, classifier=False)
     shards = BlockShards(
         corpus,
@@ -214,9 +214,9 @@ def _train(
         validation_share=block_args.validation_share,
     )
     with args.main_process_first(desc="preparing held-out blocks"):
-        held = shards.validation(block_args.max_validation_blocks) if block_args.validation_share else None
+        held_out = shards.validation(block_args.max_validation_blocks) if block_args.validation_share else None
     initialization = None
-    with _prepared(shards, args, block_args) as blocks:
+    with _prepare_blocks(shards, args, block_args) as blocks:
         if model_args.needs_initialization:
             # Streamed blocks cannot be counted beforehand; `_check_streaming` allows them only where no texts are needed.
             rows = [] if isinstance(blocks, StreamedBlocks) else blocks["input_ids"]
@@ -229,28 +229,28 @@ def _train(
             args.for_trainer(output_dir / TRAINING, args.seed),
             train_dataset=None,
             corpus_dataset=blocks,
-            eval_dataset=held,
+            eval_dataset=held_out,
             processing_class=tokenizer,
             callbacks=[pushes],
         )
         trainer.train(resume_from_checkpoint=True)
-    validation = {} if held is None else logged_scores(final_scores(trainer), "eval_")
+    validation = {} if held_out is None else logged_scores(final_scores(trainer), "eval_")
     model = trained_model(trainer)
     assert isinstance(model, (TrainedModel, PeftModel))  # The class that `make_model` built.
     trainer.save_state()
-    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    loss_entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     record = {
         **details,
-        **started(details),
+        **provenance_entries(details),
         "corpus": {**details["corpus"], **(shards.totals or dict.fromkeys(("blocks", "tokens")))},
         "vocabulary": len(tokenizer),
         "model_type": model.config.model_type,
         "parameters": model.num_parameters(),
         "trained_parameters": trained_parameters(model),
         "cost": trainer.cost().to_dict(),
-        "training": logged_scores(logged[-1], "corpus/") if logged else {},
+        "training": logged_scores(loss_entries[-1], "corpus/") if loss_entries else {},
         "validation": validation,
-        "validation_blocks": 0 if held is None else len(held),
+        "validation_blocks": 0 if held_out is None else len(held_out),
         "initialization": None if initialization is None else initialization.report,
     }
     if trainer.is_world_process_zero():
@@ -265,7 +265,7 @@ def _train(
 
 
 @contextlib.contextmanager
-def _prepared(
+def _prepare_blocks(
     shards: BlockShards, args: PretrainArguments, block_args: BlockArguments
 ) -> Iterator[Dataset | StreamedBlocks]:
     """Yield the blocks of the corpus, which the first process of each machine prepares.
@@ -283,45 +283,45 @@ def _prepared(
         yield StreamedBlocks(shards)
 
 
-def _tokenizer(
+def _load_or_train_tokenizer(
     corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments, folder: Path
 ) -> PreTrainedTokenizerBase:
     """Load the given tokenizer; without one, train a WordPiece tokenizer on the corpus and keep it in `folder`."""
     source = model_args.tokenizer_source
     if source is not None:
         tokenizer = load_tokenizer(**source)
-        check_known(tokenizer, (row["text"] for row in _rows(corpus)), source["name_or_path"])
+        check_known(tokenizer, (row["text"] for row in _iterate_rows(corpus)), source["name_or_path"])
     else:
 
-        def make() -> PreTrainedTokenizerBase:
-            among = 10 * block_args.vocab_texts if block_args.streaming_blocks else None
-            texts = _sample(corpus, block_args.vocab_texts, block_args.validation_share, among)
+        def make_tokenizer() -> PreTrainedTokenizerBase:
+            max_passages = 10 * block_args.vocab_texts if block_args.streaming_blocks else None
+            texts = _sample_texts(corpus, block_args.vocab_texts, block_args.validation_share, max_passages)
             return cached_wordpiece(texts, model_args.vocab_size, lowercase=model_args.lowercase, max_length=args.max_length)
 
-        tokenizer = kept_tokenizer(folder, make, unsealed=True)
+        tokenizer = kept_tokenizer(folder, make_tokenizer, unsealed=True)
     tokenizer.model_max_length = args.max_length
     return tokenizer
 
 
-def _sample(corpus: Corpus, count: int, validation_share: float, among: int | None = None) -> list[str]:
+def _sample_texts(corpus: Corpus, count: int, validation_share: float, max_passages: int | None = None) -> list[str]:
     """Choose at most `count` texts that are not held out: those whose ids have the smallest hashes.
 
     The choice does not depend on the order of the corpus's files, and only the chosen texts are held in memory.
 
     Args:
-        among: choose from the first `among` passages only.
+        max_passages: choose from that many first passages only.
     """
     # The hash has another seed than that of held-out passages, which are chosen by a bound on their hash.
-    kept: list[tuple[int, str]] = []
+    heap: list[tuple[int, str]] = []
     with tqdm(desc="Choosing texts for the vocabulary", unit=" passages") as bar:
-        for row in islice(_rows(corpus, bar), among):
+        for row in islice(_iterate_rows(corpus, bar), max_passages):
             rank = -xxhash.xxh3_64_intdigest(row["id"].encode(), seed=1)
-            if (len(kept) < count or rank > kept[0][0]) and not is_held_out(corpus, row["id"], validation_share):
-                (heapq.heappush if len(kept) < count else heapq.heapreplace)(kept, (rank, row["text"]))
-    return [text for _, text in sorted(kept, reverse=True)]
+            if (len(heap) < count or rank > heap[0][0]) and not is_held_out(corpus, row["id"], validation_share):
+                (heapq.heappush if len(heap) < count else heapq.heapreplace)(heap, (rank, row["text"]))
+    return [text for _, text in sorted(heap, reverse=True)]
 
 
-def _rows(corpus: Corpus, bar: tqdm | None = None) -> Iterator[dict[str, str]]:
+def _iterate_rows(corpus: Corpus, bar: tqdm | None = None) -> Iterator[dict[str, str]]:
     for _, batch in corpus.batches():
         if bar is not None:
             bar.update(len(batch))

@@ -65,20 +65,20 @@ def price(folder: Path) -> dict[str, Any]:
         milliseconds and texts_per_second, the last two {"32": ..., "128": ...} by the length in tokens. Lengths beyond the
         model's limit are left out, and models of more than 10^9 parameters have no times. An adapter has only megabytes.
     """
-    found: dict[str, Any] = {"megabytes": megabytes(folder)}
+    costs: dict[str, Any] = {"megabytes": megabytes(folder)}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
-            found |= _timed(folder)
+            costs |= _measure_model(folder)
     except Exception as error:  # Of any class: the model's code is not ours.
         logger.info("The cost of a prediction of %s is not measured: %s", folder.name, error)
     finally:
         torch.set_num_threads(threads)
-    return found
+    return costs
 
 
-def _timed(folder: Path) -> dict[str, Any]:
+def _measure_model(folder: Path) -> dict[str, Any]:
     if (folder / ADAPTER_FILE).is_file() or not (folder / "config.json").is_file():
         return {}
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -92,7 +92,7 @@ def _timed(folder: Path) -> dict[str, Any]:
         return {"parameters": parameters, "milliseconds": {}, "texts_per_second": {}}
     with torch.random.fork_rng(devices=[]):
         model = cls.from_pretrained(folder, config=config, dtype=torch.float32).eval()
-    return {"parameters": parameters, **_times(partial(_pass, model), longest_input(config))}
+    return {"parameters": parameters, **_measure_times(partial(_create_pass, model), longest_input(config))}
 
 
 def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -> dict[str, Any]:
@@ -109,13 +109,13 @@ def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -
     """
     model, rng = OnnxModel(folder, dtype, num_threads=1), np.random.default_rng(0)
 
-    def passing(batch: int, length: int) -> Callable[[], Any]:
+    def create_pass(batch: int, length: int) -> Callable[[], Any]:
         ids = rng.integers(vocab_size, size=(batch, length))
         inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
         return lambda: model(inputs)
 
     try:
-        return _times(passing, longest, model.most_tokens)
+        return _measure_times(create_pass, longest, model.most_tokens)
     except ModelError as error:
         logger.info("The cost of a prediction of %s is not measured: %s", dtype, error)
         return {}
@@ -136,18 +136,18 @@ def onnx_memory(folder: Path, dtype: str, longest: int | None) -> float | None:
         Megabytes (10^6 bytes) of resident memory; None where it cannot be measured: the process fails, takes longer than a
         minute, or runs on another system than Linux.
     """
-    graph, words = (os.path.abspath(folder / name) for name in (ONNX_FILES[dtype], "tokenizer.json"))
+    graph, tokenizer_file = (os.path.abspath(folder / name) for name in (ONNX_FILES[dtype], "tokenizer.json"))
     length = min(LENGTHS[-1], longest or LENGTHS[-1])
-    command = [sys.executable, "-P", onnx_process.__file__, graph, words, str(length)]
+    command = [sys.executable, "-P", onnx_process.__file__, graph, tokenizer_file, str(length)]
     options: dict[str, Any] = {"env": {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
     options |= {"capture_output": True, "text": True, "timeout": MEMORY_SECONDS}
     try:
-        tokenizer = Tokenizer.from_file(words)
+        tokenizer = Tokenizer.from_file(tokenizer_file)
         ids = np.random.default_rng(0).integers(tokenizer.get_vocab_size(), size=(max(1, TOKENS_A_CORE // length), length))
-        done = subprocess.run(command, input=json.dumps(tokenizer.decode_batch(ids.tolist())), check=False, **options)
-        if done.returncode == 0:
-            return round(float(done.stdout), 1)
-        reason = (done.stderr.splitlines() or [f"its process ended with status {done.returncode}"])[-1]
+        process = subprocess.run(command, input=json.dumps(tokenizer.decode_batch(ids.tolist())), check=False, **options)
+        if process.returncode == 0:
+            return round(float(process.stdout), 1)
+        reason = (process.stderr.splitlines() or [f"its process ended with status {process.returncode}"])[-1]
     except subprocess.TimeoutExpired:
         reason = f"its process took more than {MEMORY_SECONDS:g} seconds"
     except Exception as error:  # Of any class: the model's tokenizer is not ours.
@@ -166,65 +166,65 @@ def linear_price(model: LinearModel, task: Task) -> dict[str, Any]:
     words = itertools.cycle(" ".join(task.train["text"]).split() or ["empty"])
     columns = list(model.terms)
 
-    def passing(batch: int, length: int) -> Callable[[], Any]:
-        share = length // len(columns)
-        texts = {name: [" ".join(itertools.islice(words, share)) for _ in range(batch)] for name in columns}
+    def create_pass(batch: int, length: int) -> Callable[[], Any]:
+        num_words = length // len(columns)
+        texts = {name: [" ".join(itertools.islice(words, num_words)) for _ in range(batch)] for name in columns}
         return lambda: model.logits(texts)
 
     with tempfile.TemporaryDirectory() as scratch:
         model.save(Path(scratch))
         size = sum(file.stat().st_size for file in Path(scratch).iterdir())
-    return {"megabytes": round(size / 1e6, 3), **_times(passing, None)}
+    return {"megabytes": round(size / 1e6, 3), **_measure_times(create_pass, None)}
 
 
-def _times(
-    passing: Callable[[int, int], Callable[[], Any]], longest: int | None, tokens: int | None = None
+def _measure_times(
+    create_pass: Callable[[int, int], Callable[[], Any]], longest: int | None, tokens: int | None = None
 ) -> dict[str, Any]:
     """Measure milliseconds and texts per second for each of `LENGTHS`.
 
     Args:
-        passing: (number of texts, length in tokens) -> a function that runs one forward pass on such a batch.
+        create_pass: (number of texts, length in tokens) -> a function that runs one forward pass on such a batch.
         longest: longer texts are left out.
         tokens: number of tokens in a batch; None: a batch has `BATCH` texts.
     """
-    found: dict[str, Any] = {"milliseconds": {}, "texts_per_second": {}}
+    times: dict[str, Any] = {"milliseconds": {}, "texts_per_second": {}}
     for length in LENGTHS:
         if longest is not None and length > longest:
             continue
-        one = _seconds(passing(1, length))
-        found["milliseconds"][str(length)] = round(1000 * one, 3)
+        seconds_per_text = _measure_seconds(create_pass(1, length))
+        times["milliseconds"][str(length)] = round(1000 * seconds_per_text, 3)
         batch = BATCH if tokens is None else max(1, tokens // length)
-        if batch * one <= MOST_SECONDS:
-            found["texts_per_second"][str(length)] = round(batch / _seconds(passing(batch, length)), 1)
-    return found
+        if batch * seconds_per_text <= MOST_SECONDS:
+            times["texts_per_second"][str(length)] = round(batch / _measure_seconds(create_pass(batch, length)), 1)
+    return times
 
 
-def price_line(found: Mapping[str, Any]) -> str:
+def price_line(costs: Mapping[str, Any]) -> str:
     """Format the cost of predictions as one line."""
-    line = f"{figures(found['megabytes'], 3)} MB"
-    if times := found.get("milliseconds"):
+    line = f"{figures(costs['megabytes'], 3)} MB"
+    if times := costs.get("milliseconds"):
         line += "; a text of " + ", of ".join(f"{length} tokens {figures(value)} ms" for length, value in times.items())
         line += " on one core (torch, float32)"
-        if rates := found.get("texts_per_second"):
+        if rates := costs.get("texts_per_second"):
             line += "; in batches " + ", ".join(f"{figures(rate)} of {length} tokens" for length, rate in rates.items())
             line += " a second"
     return line
 
 
-def _pass(model: PreTrainedModel, batch: int, length: int) -> Callable[[], Any]:
+def _create_pass(model: PreTrainedModel, batch: int, length: int) -> Callable[[], Any]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return lambda: model(**inputs)
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+def _measure_seconds(run: Callable[[], Any]) -> float:
     """Return the seconds of the fastest pass, after one pass of warm-up."""
     run()
-    begun, best = time.perf_counter(), float("inf")
+    measurement_start, best = time.perf_counter(), float("inf")
     while True:
         start = time.perf_counter()
         run()
         best = min(best, time.perf_counter() - start)
-        if time.perf_counter() - begun >= SECONDS:
+        if time.perf_counter() - measurement_start >= SECONDS:
             return best

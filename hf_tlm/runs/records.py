@@ -41,26 +41,26 @@ SAVED_FILE = "finetuned.json"
 # The file may come from an untrusted source: it has the fields that reading a file of the task needs, and no paths of data.
 _NAME = words(1000)
 _NAMES = listed(_NAME, 1000)
-_TASK = {
+_TASK_FIELDS = {
     **{"name": _NAME, "kind": _NAME, "text_columns": _NAMES, "other_text_columns": listed(_NAMES, 100)},
     **{"label_column": _NAME, "id_column": maybe(_NAME), "metric": _NAME, "further_metrics": _NAMES},
     **{"classes": listed(_NAME, 100_000), "columns": mapped(_NAME, 100)},
 }
 # The arguments that predictions depend on.
-_ARGUMENTS = {
+_ARGUMENT_FIELDS = {
     **{"max_length": whole(1, 1 << 15), "doc_stride": whole(0, 1 << 15), "max_query_length": whole(1, 1 << 15)},
     **{"max_answer_length": whole(1, 1 << 15), "n_best": whole(1, 1000), "null_threshold": maybe(real(-math.inf, math.inf))},
     **{"option_apart": truth, "crf": truth},
 }
-PREDICTING = tuple(_ARGUMENTS)
-_SAVED = {
-    "task": record(_TASK, optional=sorted({*_TASK} - {"name"})),
+PREDICTING = tuple(_ARGUMENT_FIELDS)
+_SAVED_FIELDS = {
+    "task": record(_TASK_FIELDS, optional=sorted({*_TASK_FIELDS} - {"name"})),
     "label_names": listed(_NAME, 100_000),
-    "arguments": record(_ARGUMENTS, optional=PREDICTING),
+    "arguments": record(_ARGUMENT_FIELDS, optional=PREDICTING),
 }
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
 # Options whose values are secrets.
-TOKENS = ("--hub_token", "--hub-token")
+SECRET_OPTIONS = ("--hub_token", "--hub-token")
 SPLITS = ("validation", "test")
 
 
@@ -80,7 +80,7 @@ def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]
         TaskError: see `TaskSpec`.
     """
     try:
-        saved = read_fields(folder / SAVED_FILE, _SAVED, ModelError)
+        saved = read_fields(folder / SAVED_FILE, _SAVED_FIELDS, ModelError)
     except OSError as error:
         raise ModelError(
             f"Cannot read {SAVED_FILE} of {folder} ({error.strerror}), which describes what the model was trained on."
@@ -96,7 +96,7 @@ def environment(*, use_cpu: bool = False) -> dict[str, str | int]:
 
     info: dict[str, str | int] = {"hf_tlm": __version__, **{name: version(name) for name in PACKAGES}}
     info["python"] = platform.python_version()
-    info["processor"] = _processor()
+    info["processor"] = _processor_name()
     info["cpu_cores"] = os.cpu_count() or 0
     info["torch_threads"] = torch.get_num_threads()
     if torch.cuda.is_available() and not use_cpu:
@@ -105,7 +105,7 @@ def environment(*, use_cpu: bool = False) -> dict[str, str | int]:
     return info
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     """Return the model name of the CPU; its architecture where the system has no name."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
@@ -114,7 +114,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def started(details: Mapping[str, Any]) -> dict[str, Any]:
+def provenance_entries(details: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of `results.json` on a run's arguments, command and environment; paths without local folders."""
     sections = {name: shown_values(details[name]) for name in ("arguments", "model")}
     machine = environment(use_cpu=details["arguments"].get("use_cpu", False))
@@ -123,20 +123,20 @@ def started(details: Mapping[str, Any]) -> dict[str, Any]:
 
 def command_line() -> str:
     """Return the command of this process for a record, without the folders of this machine and without tokens."""
-    shown = Path(sys.argv[0]).name.split()  # `train_tlm.py`, or `hf-tlm train`.
-    if shown and shown[0].endswith("kernel_launcher.py"):
-        return shown[0]  # In a notebook the arguments are the kernel's: a connection file that differs each time.
-    for before, argument in zip(sys.argv, sys.argv[1:], strict=False):
+    command = Path(sys.argv[0]).name.split()  # `train_tlm.py`, or `hf-tlm train`.
+    if command and command[0].endswith("kernel_launcher.py"):
+        return command[0]  # In a notebook the arguments are the kernel's: a connection file that differs each time.
+    for previous, argument in zip(sys.argv, sys.argv[1:], strict=False):
         name, equals, _ = argument.partition("=")
-        if name in TOKENS and equals:
+        if name in SECRET_OPTIONS and equals:
             argument = f"{name}=<hidden>"
-        elif before in TOKENS:
+        elif previous in SECRET_OPTIONS:
             argument = "<hidden>"
-        shown.append(shown_argument(argument))
-    return shlex.join(shown)
+        command.append(shown_argument(argument))
+    return shlex.join(command)
 
 
-def classified(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
+def logits_to_predictions(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
     """Convert logits to {"prediction": name of the class, "probabilities": {name: probability}} for each row.
 
     Args:
@@ -168,8 +168,8 @@ def predictions_jsonl(kind: str, label_names: Sequence[str], rows: Dataset, pred
     lines = []
     for row, prediction in zip(rows, predictions, strict=True):
         label = gold(kind, label_names, row)
-        known = {} if label is None else {"label": label}
-        lines.append(json.dumps({"id": row["id"], **known, **prediction}, ensure_ascii=False) + "\n")
+        label_entry = {} if label is None else {"label": label}
+        lines.append(json.dumps({"id": row["id"], **label_entry, **prediction}, ensure_ascii=False) + "\n")
     return "".join(lines)
 
 
@@ -214,9 +214,9 @@ def summarise(records: Sequence[Mapping[str, Any]], figure: str = "mean") -> dic
 
 def _check_scores(scores: Any, figure: Any) -> None:
     example = "Give [record['validation'] for record in run.seeds], for instance."
-    listed = isinstance(scores, Sequence) and not isinstance(scores, str)
-    if not listed or not scores:
-        received = "an empty list" if listed else kind_of(scores)
+    is_list = isinstance(scores, Sequence) and not isinstance(scores, str)
+    if not is_list or not scores:
+        received = "an empty list" if is_list else kind_of(scores)
         raise HfTlmError(
             f"scores: expected a list with a mapping of names to numbers for each seed; received {received}. {example}"
         )
@@ -225,9 +225,9 @@ def _check_scores(scores: Any, figure: Any) -> None:
             raise HfTlmError(
                 f"scores: expected a mapping of names to numbers for a seed; received {kind_of(score)}. {example}"
             )
-        if wrong := [name for name, value in score.items() if not isinstance(to_python(value), Real)]:
-            received = kind_of(score[wrong[0]])
-            raise HfTlmError(f"scores: expected numbers; received {received} as {wrong[0]!r:.60}. {example}")
+        if invalid := [name for name, value in score.items() if not isinstance(to_python(value), Real)]:
+            received = kind_of(score[invalid[0]])
+            raise HfTlmError(f"scores: expected numbers; received {received} as {invalid[0]!r:.60}. {example}")
     if figure not in SEED_FIGURES:
         raise HfTlmError(f"figure: expected one of {', '.join(SEED_FIGURES)}; received {figure!r:.60}.")
 
@@ -276,7 +276,7 @@ class SeededRun:
 
     def __repr__(self) -> str:
         metric = self.details["metric"]
-        scores = [f"{split} {format_score(of[metric])}" for split, of in self.summary.items() if metric in of]
+        scores = [f"{split} {format_score(metrics[metric])}" for split, metrics in self.summary.items() if metric in metrics]
         seeds = "one seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
         return f"{type(self).__name__}({str(self.output_dir)!r}, {seeds}; {metric}: {', '.join(scores) or 'none'})"
 
@@ -312,28 +312,34 @@ class SeededRun:
 
     def to_text(self) -> str:
         """Return the text that is printed at the end of the run."""
-        asked, lines = [self.details["metric"], *self.details.get("further_metrics", ())], []
+        task_metrics, lines = [self.details["metric"], *self.details.get("further_metrics", ())], []
         # Further scores that a metric returns are shown, too, except accuracy, which every classifier has.
-        metrics = dict.fromkeys([*asked, *(name for name in self.summary["validation"] if name != "accuracy")])
+        metrics = dict.fromkeys([*task_metrics, *(name for name in self.summary["validation"] if name != "accuracy")])
         for split in SPLITS:
             for metric in metrics:
                 if score := self.summary.get(split, {}).get(metric):
-                    lines.append(f"{split:<12}{metric} {_of_seeds(score, self.details.get('seed_figure'))}")
+                    lines.append(f"{split:<12}{metric} {_format_seeds_score(score, self.details.get('seed_figure'))}")
         for seed, name in self.details.get("one_class", {}).items():
             lines.append(
                 f"one class    the model of seed {seed} predicts {name} for every validation text: it does not distinguish "
                 "the classes. More steps or another learning rate may help."
             )
         if averaged := self.details.get("averaged"):
-            said = ", ".join(f"{split} {100 * averaged[split][asked[0]]:.2f}" for split in SPLITS if split in averaged)
-            lines.append(
-                f"averaged     {asked[0]} {said}: the averaged predictions of the models of all {averaged['n']} seeds"
+            score_list = ", ".join(
+                f"{split} {100 * averaged[split][task_metrics[0]]:.2f}" for split in SPLITS if split in averaged
             )
-        lines += beside_lines(self.details, self.summary)
+            lines.append(
+                f"averaged     {task_metrics[0]} {score_list}: the averaged predictions of the models of all "
+                f"{averaged['n']} seeds"
+            )
+        lines += baseline_lines(self.details, self.summary)
         if teacher := self.details.get("teacher"):
             lines.append(f"teacher      {described(teacher)}{cost_line(teacher)}")
         if rounds := self.details.get("rounds"):
-            scores = ", ".join(f"{number}: {100 * one['validation']:.2f}" for number, one in enumerate(rounds, 1))
+            scores = ", ".join(
+                f"{round_number}: {100 * round_record['validation']:.2f}"
+                for round_number, round_record in enumerate(rounds, 1)
+            )
             lines.append(f"round        {self.details['round']} is the best of {len(rounds)} on validation ({scores})")
         cost, trained, parameters = (self.seeds[-1][name] for name in ("cost", "trained_parameters", "parameters"))
         if trained < parameters:
@@ -346,17 +352,17 @@ class SeededRun:
         return "\n".join(lines)
 
 
-def _of_seeds(score: Mapping[str, Any], asked: str | None) -> str:
+def _format_seeds_score(score: Mapping[str, Any], figure_name: str | None) -> str:
     """Format a score with the number of seeds and the figure (mean, median or maximum) over them."""
     if score["n"] == 1:
         return format_score(score)
-    word, figure = seed_figure(asked)
+    word, statistic = seed_figure(figure_name)
     if word == "mean":
         return f"{format_score(score)} over {score['n']} seeds"
-    return f"{100 * figure(score['values']):.2f}, the {word} of {score['n']} seeds (mean {format_score(score)})"
+    return f"{100 * statistic(score['values']):.2f}, the {word} of {score['n']} seeds (mean {format_score(score)})"
 
 
-def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def baseline_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the printed lines on the baselines, and on the score of the run averaged with the linear model.
 
     Args:
@@ -364,52 +370,52 @@ def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, A
         summary: the run's summary.
     """
     lines, metric = [], record["metric"]
-    if together := record.get("with_linear"):
-        said = ", ".join(f"{split} {format_score(together[split][metric])}" for split in SPLITS if split in together)
-        lines.append(f"with linear  {metric} {said}: the averaged predictions of a seed's model and the linear model")
+    if averaged := record.get("with_linear"):
+        score_list = ", ".join(f"{split} {format_score(averaged[split][metric])}" for split in SPLITS if split in averaged)
+        lines.append(f"with linear  {metric} {score_list}: the averaged predictions of a seed's model and the linear model")
     if line := to_beat_line(record.get("baselines") or [], metric, summary):
         lines.append(f"to beat      {line}")
     return lines
 
 
-def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mapping[str, Any]) -> str | None:
+def to_beat_line(baselines: Sequence[Mapping[str, Any]], metric: str, summary: Mapping[str, Any]) -> str | None:
     """Return a line on the baselines' scores on test, else validation, and on the lead of the run or of the linear model.
 
     Args:
-        found: the baselines from `to_beat`, or from `hf_tlm.runs.averaging.beside`, with the run's leads.
+        baselines: those from `to_beat`, or from `hf_tlm.runs.averaging.baseline_entries`, with the run's leads.
         summary: the run's summary, split -> metric -> {"mean", ...}.
 
     Returns:
         None where the run and the baselines have no scores on the same split.
     """
     for split in ("test", "validation"):
-        scores = {one["name"]: one["scores"].get(split, {}).get(metric) for one in found}
+        scores = {baseline["name"]: baseline["scores"].get(split, {}).get(metric) for baseline in baselines}
         scores = {name: score for name, score in scores.items() if score is not None}
         mean = summary.get(split, {}).get(metric, {}).get("mean")
         if scores and mean is not None:
             line = ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()) + f" ({metric} on {split})"
-            leads = {one["name"]: one.get("lead", {}).get(split) for one in found}
-            said = _lead_of_linear(round(mean, 4) - round(scores.get(LINEAR, -np.inf), 4), leads.get(LINEAR))
-            return f"{line}; {said}" if said else line
+            leads = {baseline["name"]: baseline.get("lead", {}).get(split) for baseline in baselines}
+            clause = _format_lead(round(mean, 4) - round(scores.get(LINEAR, -np.inf), 4), leads.get(LINEAR))
+            return f"{line}; {clause}" if clause else line
     return None
 
 
-def _lead_of_linear(apart: float, lead: Mapping[str, float] | None) -> str | None:
+def _format_lead(difference: float, lead: Mapping[str, float] | None) -> str | None:
     """Return a clause on a run's lead over the linear model, or None.
 
     Args:
-        apart: the run's score minus the linear model's; -0.02 for two points behind it.
+        difference: the run's score minus the linear model's; -0.02 for two points behind it.
         lead: the fields of the run's `Lead`, where it was computed.
     """
-    if apart == 0:
+    if difference == 0:
         return "the linear model is as good"
-    ahead = "the linear model is ahead" if apart < 0 else "the run is ahead of the linear model"
+    ahead = "the linear model is ahead" if difference < 0 else "the run is ahead of the linear model"
     if lead is None:
-        return ahead if apart < 0 else None
-    of_run = Lead(**lead)
-    of_leader = of_run if apart > 0 else of_run.reversed
-    chance = "" if of_leader.sure else ", which may be chance of these texts"
-    return f"{ahead} by {100 * of_leader.difference:.2f} points{chance} ({of_leader.interval})"
+        return ahead if difference < 0 else None
+    run_lead = Lead(**lead)
+    leader_lead = run_lead if difference > 0 else run_lead.reversed
+    caveat = "" if leader_lead.sure else ", which may be chance of these texts"
+    return f"{ahead} by {100 * leader_lead.difference:.2f} points{caveat} ({leader_lead.interval})"
 
 
 def cost_lines(cost: Mapping[str, float], each: str = "") -> list[str]:

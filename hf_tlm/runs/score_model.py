@@ -41,7 +41,7 @@ from hf_tlm.utils.options import check_given
 
 SCRATCH = "scratch"
 # Minimal accuracy beyond the majority class, as a share of the validation examples of all other classes.
-_LEAST_GAIN = 0.1
+_MIN_GAIN = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def score_models(
     check_task(task, "Selection by influence", "classification")
     check_subset(subset)
     check_given(ArgumentsError, args=(args, ScoreModelArguments), model_args=(model_args, ModelArguments))
-    described: Any
+    description: Any
     if list(names) == [SCRATCH]:
         longest = max(args.max_length, args.corpus_max_length or 0)
         if max_length is not None and max_length > longest:
@@ -88,23 +88,23 @@ def score_models(
             )
         _check_layer(layer, model_args)
         folder = train_score_model(task, subset, args, model_args)
-        names, described = [str(folder)], _described(folder, args, model_args)
+        names, description = [str(folder)], _describe_score_model(folder, args, model_args)
         if args.process_index == 0:
-            _warn_if_useless(described["validation"]["accuracy"], task)
+            _warn_if_useless(description["validation"]["accuracy"], task)
     elif SCRATCH in names:
         raise ArgumentsError(f"score_model: expected scratch or checkpoints; received both: {', '.join(names)}.")
     else:
-        idle = [*training_options(args), *([f"teacher {' '.join(args.teacher)}"] if args.taught else [])]
-        if args.process_index == 0 and idle:
-            logger.warning("No score model is trained, so these options have no effect: %s.", ", ".join(idle))
+        ineffective = [*training_options(args), *([f"teacher {' '.join(args.teacher)}"] if args.taught else [])]
+        if args.process_index == 0 and ineffective:
+            logger.warning("No score model is trained, so these options have no effect: %s.", ", ".join(ineffective))
         # The last two parts of a path identify a checkpoint without naming folders of this machine.
-        described = ["/".join(Path(name).absolute().parts[-2:]) if Path(name).is_dir() else name for name in names]
+        description = ["/".join(Path(name).absolute().parts[-2:]) if Path(name).is_dir() else name for name in names]
     options = hub_options(model_args.model_revision, model_args.trust_remote_code, model_args.attn_implementation)
     dtype = torch.bfloat16 if args.bf16 else torch.float32
-    models = [_whole(name, task, options) for name in names]
+    models = [_load_complete_model(name, task, options) for name in names]
     for model in models:
         nn.Module.to(model, device=args.device, dtype=dtype)
-    return models, _tokenizer(names, task, model_args), described
+    return models, _load_common_tokenizer(names, task, model_args), description
 
 
 def select_part(
@@ -115,9 +115,9 @@ def select_part(
     model_args: ModelArguments,
 ) -> Subset:
     """Return the part of a subset that `selection` keeps, by a score model's influence, a teacher's scores, or neither."""
-    scorer = described = scores = None
+    scorer = description = scores = None
     if selection.method == "iss":
-        models, tokenizer, described = score_models(
+        models, tokenizer, description = score_models(
             task,
             subset,
             selection.score_model,
@@ -130,15 +130,15 @@ def select_part(
     elif selection.method in BY_TEACHER:
         scores = teacher_scores(task, subset, selection.method, args)
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
-    return selection.select(task, subset, scorer, scores=scores, score_model=described, **processes)
+    return selection.select(task, subset, scorer, scores=scores, score_model=description, **processes)
 
 
-def _tokenizer(names: Sequence[str], task: Task, model_args: ModelArguments) -> PreTrainedTokenizerBase:
+def _load_common_tokenizer(names: Sequence[str], task: Task, model_args: ModelArguments) -> PreTrainedTokenizerBase:
     """Load the tokenizer given in `model_args`, else the checkpoints' common tokenizer, or raise an ArgumentsError."""
-    own, trust = model_args.tokenizer_name, model_args.trust_remote_code
+    tokenizer_name, trust = model_args.tokenizer_name, model_args.trust_remote_code
     # The revision is of the checkpoints' repository; a tokenizer from another repository has its own.
-    revision = None if own else model_args.model_revision
-    first, *others = [own] if own else names
+    revision = None if tokenizer_name else model_args.model_revision
+    first, *others = [tokenizer_name] if tokenizer_name else names
     tokenizer = load_tokenizer(first, revision=revision, trust_remote_code=trust)
     check_known(tokenizer, spread_texts(task.train), first)
     for name in others:
@@ -163,7 +163,7 @@ def _check_layer(layer: int, model_args: ModelArguments) -> None:
 def _warn_if_useless(accuracy: float, task: Task) -> None:
     """Log a warning if the model has hardly learned the task: its gradients then carry little information on the labels."""
     largest = max(Counter(task.validation["label"][:]).values()) / len(task.validation)
-    if accuracy - largest < _LEAST_GAIN * (1 - largest):
+    if accuracy - largest < _MIN_GAIN * (1 - largest):
         logger.warning(
             "The score model classifies %.1f%% of the validation examples correctly, not or hardly more than the %.1f%% "
             "of their largest class: its gradients say little about the labels. Train it longer (--max_steps or "
@@ -173,14 +173,17 @@ def _warn_if_useless(accuracy: float, task: Task) -> None:
         )
 
 
-def _whole(name: str, task: Task, options: Mapping[str, Any]) -> TlmModel:
+def _load_complete_model(name: str, task: Task, options: Mapping[str, Any]) -> TlmModel:
     """Load a checkpoint that has both heads, or raise an ArgumentsError: gradients from random heads would be noise."""
     model = TlmModel.from_checkpoint(name, id2label=task.id2label, **options)
     folder = checkpoint_folder(name, options["revision"], trust_remote_code=options["trust_remote_code"])
     labels = AutoConfig.from_pretrained(folder, trust_remote_code=options["trust_remote_code"]).id2label
     unnamed = all(label == f"LABEL_{index}" for index, label in labels.items())
-    other = model.classifier_is_new or (labels != task.id2label and not unnamed)
-    heads = ((f"a classifier for {', '.join(task.id2label.values())}", other), ("a masked-LM head", model.mlm_head_is_new))
+    lacks_classifier = model.classifier_is_new or (labels != task.id2label and not unnamed)
+    heads = (
+        (f"a classifier for {', '.join(task.id2label.values())}", lacks_classifier),
+        ("a masked-LM head", model.mlm_head_is_new),
+    )
     if lacking := [head for head, is_lacking in heads if is_lacking]:
         raise ArgumentsError(
             f"The score model {name} lacks {' and '.join(lacking)}. Influence needs the gradients of both losses: pass a "
@@ -229,12 +232,20 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     return folder
 
 
-def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:
+def _describe_score_model(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:
     """Return a score model's description for a manifest: main settings, validation scores, and a digest of all settings."""
     names = ("rho2", "mlm_probability", "learning_rate", "warmup_steps", "num_train_epochs", "max_steps", "max_length")
-    begins = model_args.model_name_or_path or model_args.model_config
-    start = {"model": begins if isinstance(begins, dict) else Path(begins).name}
+    source = model_args.model_name_or_path or model_args.model_config
+    model_entry = {"model": source if isinstance(source, dict) else Path(source).name}
     run = read_object(folder / RESULTS_FILE)
-    found = {"validation": run["seeds"][0]["validation"], "digest": folder.name.rpartition("-")[2]}
-    given = {name: getattr(args, name) for name in ("mlm_probability_end", "whole_word_mask") if getattr(args, name)}
-    return start | {name: getattr(args, name) for name in names} | given | {"seed": args.run_seeds[0]} | found
+    results = {"validation": run["seeds"][0]["validation"], "digest": folder.name.rpartition("-")[2]}
+    optional_settings = {
+        name: getattr(args, name) for name in ("mlm_probability_end", "whole_word_mask") if getattr(args, name)
+    }
+    return (
+        model_entry
+        | {name: getattr(args, name) for name in names}
+        | optional_settings
+        | {"seed": args.run_seeds[0]}
+        | results
+    )

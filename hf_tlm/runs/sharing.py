@@ -75,39 +75,43 @@ def run_shared(
         LockError: a lock cannot be created.
     """
     rank, processes = rank_and_size()
-    work, failures = _Points(points, folder, done, after, name), {}
+    queue, failures = _PointQueue(points, folder, done, after, name), {}
     awaited: set[int] = set()
     while True:
-        taken, lock, others = work.take() if rank == 0 else (None, None, set())
+        point_index, lock, busy = queue.take() if rank == 0 else (None, None, set())
         with lock or contextlib.nullcontext():
-            taken, looked_too_early, ended = broadcast_decision((taken, not others, not work.left), processes)
-            if taken is not None:
-                if taken in awaited:
-                    logger.warning("%s was left unfinished by another process and is continued here.", work.names[taken])
+            point_index, looked_too_early, ended = broadcast_decision(
+                (point_index, not busy, not queue.remaining), processes
+            )
+            if point_index is not None:
+                if point_index in awaited:
+                    logger.warning(
+                        "%s was left unfinished by another process and is continued here.", queue.names[point_index]
+                    )
                 awaited = set()
                 try:
-                    run(points[taken])
+                    run(points[point_index])
                 except HfTlmError as error:
                     if processes > 1 or not keep_going:
                         raise
-                    failures[work.folders[taken]] = error
-                    logger.warning("%s failed: %s", work.names[taken], error)
-                work.left.remove(taken)
+                    failures[queue.folders[point_index]] = error
+                    logger.warning("%s failed: %s", queue.names[point_index], error)
+                queue.remaining.remove(point_index)
                 continue
         if ended:
             break
         if looked_too_early:  # The points that were free have just been finished, and others may be free now.
             continue
-        if rank == 0 and others != awaited:
-            held = ", ".join(sorted(work.names[i] for i in others))
-            logger.warning("Waiting for other processes, which work on %s.", held)
-            awaited = others
+        if rank == 0 and busy != awaited:
+            busy_names = ", ".join(sorted(queue.names[i] for i in busy))
+            logger.warning("Waiting for other processes, which work on %s.", busy_names)
+            awaited = busy
         time.sleep(POLL_SECONDS)
     if failures:
-        raise PointsError(failures, dict(zip(work.folders, work.names, strict=True)), len(points))
+        raise PointsError(failures, dict(zip(queue.folders, queue.names, strict=True)), len(points))
 
 
-class _Points(Generic[P]):
+class _PointQueue(Generic[P]):
     """The points of `run_shared`, by index, and the indices of those that are left; only the job's first process uses it."""
 
     def __init__(
@@ -121,8 +125,8 @@ class _Points(Generic[P]):
         self.points, self.done = points, done
         self.folders = [folder(point) for point in points]
         self.names = [name(point) if name else path.name for point, path in zip(points, self.folders, strict=True)]
-        self.needs = [[points.index(needed) for needed in after(point)] for point in points]
-        self.left = list(range(len(points)))
+        self.prerequisites = [[points.index(needed) for needed in after(point)] for point in points]
+        self.remaining = list(range(len(points)))
 
     def take(self) -> tuple[int | None, AbstractContextManager | None, set[int]]:
         """Lock the first free point that no other process works on.
@@ -130,7 +134,7 @@ class _Points(Generic[P]):
         Returns:
             (index, held lock, empty set); or (None, None, indices of the points that other processes work on).
         """
-        free = self._free()
+        free = self._find_free()
         for index in free:
             lock = try_lock(self.folders[index])
             if lock is None:
@@ -138,23 +142,23 @@ class _Points(Generic[P]):
             if not self.done(self.points[index]):
                 return index, lock, set()
             with lock:
-                self.left.remove(index)  # Another process has just finished it.
-        return None, None, {index for index in free if index in self.left}
+                self.remaining.remove(index)  # Another process has just finished it.
+        return None, None, {index for index in free if index in self.remaining}
 
-    def _free(self) -> list[int]:
+    def _find_free(self) -> list[int]:
         """Return the remaining points whose `after` points have all ended; `done` is called for these points only."""
-        unknown, ended = set(self.left), {}
+        unfinished, ended = set(self.remaining), {}
 
         def has_ended(i: int) -> bool:
             if i not in ended:
-                ended[i] = i not in unknown or (all(map(has_ended, self.needs[i])) and self.done(self.points[i]))
+                ended[i] = i not in unfinished or (all(map(has_ended, self.prerequisites[i])) and self.done(self.points[i]))
             return ended[i]
 
-        self.left = [i for i in self.left if not has_ended(i)]
-        return [i for i in self.left if all(map(has_ended, self.needs[i]))]
+        self.remaining = [i for i in self.remaining if not has_ended(i)]
+        return [i for i in self.remaining if all(map(has_ended, self.prerequisites[i]))]
 
 
-def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:
+def run_once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:
     """Run a single point of `run_shared`: one process runs it, and the others wait. Its own error is raised."""
     try:
         run_shared([folder], lambda folder: folder, lambda _: done(), lambda _: run())
@@ -181,19 +185,19 @@ def share_seeds(
     Returns:
         The records of the seeds, in their order.
     """
-    folder, whole = partial(seed_folder, args.folder), set[int]()
+    folder, complete = partial(seed_folder, args.folder), set[int]()
 
     def is_done(seed: int) -> bool:
         if (
-            seed not in whole
+            seed not in complete
             and (record := finished(folder(seed), args, fields=SEED, local=True)) is not None
             and done(record)
         ):
-            whole.add(seed)
-        return seed in whole
+            complete.add(seed)
+        return seed in complete
 
     if not alone:
-        with let_others_in(args.folder) as together:
-            if together:
+        with let_others_in(args.folder) as can_join:
+            if can_join:
                 run_shared(args.run_seeds, folder, is_done, run, keep_going=False)
     return [run(seed) for seed in args.run_seeds]

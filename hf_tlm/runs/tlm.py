@@ -17,10 +17,18 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
-from hf_tlm.runs.averaging import averaged_seeds, beside, of_one_class
+from hf_tlm.runs.averaging import averaged_entry, baseline_entries, one_class_entry
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.price import price
-from hf_tlm.runs.records import SAVED_FILE, SeededRun, classified, predictions_jsonl, saved_settings, started, summarise
+from hf_tlm.runs.records import (
+    SAVED_FILE,
+    SeededRun,
+    logits_to_predictions,
+    predictions_jsonl,
+    provenance_entries,
+    saved_settings,
+    summarise,
+)
 from hf_tlm.runs.sharing import share_seeds
 from hf_tlm.runs.teachers.ask import (
     answered_subset,
@@ -109,14 +117,14 @@ def run_tlm(
         check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)
         fetch_run(args)
-        data = ("task_fingerprint", "metric", "subset", "teacher_content")
+        data_keys = ("task_fingerprint", "metric", "subset", "teacher_content")
         claimed = claim(
-            output_dir, {**details, "teacher_content": content}, data, args.process_index, options=(args, model_args)
+            output_dir, {**details, "teacher_content": content}, data_keys, args.process_index, options=(args, model_args)
         )
     if args.teacher_rounds > 1:
         with claimed, let_others_in(output_dir):
             runs = _run_rounds(task, subset, args, model_args)
-        return _best_round(runs, task, args)
+        return _write_best_round(runs, task, args)
     tell_of_other_stage(args)
     tell_of_no_saving(args)
     # A score model is trained without the test split, so its task would look like another one: the selection warns instead.
@@ -128,7 +136,7 @@ def run_tlm(
     with claimed:
         teacher = ask_teacher(task, passages, args)
         setup = prepare(task, passages, args, model_args, teacher)
-    details |= {"pairs": task.has_pairs, **started(details)}
+    details |= {"pairs": task.has_pairs, **provenance_entries(details)}
     if reported:
         details["baselines"] = to_beat(task)
     args = setup.args
@@ -139,12 +147,12 @@ def run_tlm(
         if args.teacher_output is not None and subset is not None and args.process_index == 0:
             answered_subset(subset, teacher, task.label_names).save(args.teacher_output)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
-        seeds = _Seeds(task, setup, model_args, details, pushes)
+        seeds = _SeedTraining(task, setup, model_args, details, pushes)
         records = share_seeds(args, seeds.train, alone=args.pushes_checkpoints)
     if args.process_index == 0:
-        details |= {**averaged_seeds(task, output_dir, records), **of_one_class(task, output_dir, records)}
+        details |= {**averaged_entry(task, output_dir, records), **one_class_entry(task, output_dir, records)}
     if reported:
-        details |= beside(task, output_dir, records, details["baselines"])
+        details |= baseline_entries(task, output_dir, records, details["baselines"])
     run = Run(records, summarise(records), details, output_dir).write(args, tlm_card)
     pushes.check()
     return run
@@ -158,34 +166,38 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
     output_dir, runs, teacher = args.folder, [], args.teacher
     if args.taught_by_itself and args.teacher_marks and subset is not None:
         asked_passages(task, subset.dataset, args)  # Missing marks raise an error before the first round, not after it.
-    for number in range(1, args.teacher_rounds + 1):
-        one = copy.copy(args) if number > 1 or not args.taught_by_itself else args.untaught()
-        one.output_dir, one.teacher_rounds, one.push_to_hub = str(output_dir / f"round-{number}"), 1, False
-        args.track_as_part(one, one.folder)
-        if number > 1:
-            one.teacher, one.teacher_labels = teacher, None
-        if one.taught:
-            one.teacher_output = args.teacher_output if number == args.teacher_rounds else None
-        runs.append(run_tlm(task, subset, one, model_args))
-        teacher = [str(seed_folder(one.folder, seed) / "model") for seed in args.run_seeds]
+    for round_number in range(1, args.teacher_rounds + 1):
+        run_args = copy.copy(args) if round_number > 1 or not args.taught_by_itself else args.untaught()
+        run_args.output_dir, run_args.teacher_rounds, run_args.push_to_hub = (
+            str(output_dir / f"round-{round_number}"),
+            1,
+            False,
+        )
+        args.track_as_part(run_args, run_args.folder)
+        if round_number > 1:
+            run_args.teacher, run_args.teacher_labels = teacher, None
+        if run_args.taught:
+            run_args.teacher_output = args.teacher_output if round_number == args.teacher_rounds else None
+        runs.append(run_tlm(task, subset, run_args, model_args))
+        teacher = [str(seed_folder(run_args.folder, seed) / "model") for seed in args.run_seeds]
     return runs
 
 
-def _best_round(runs: Sequence[Run], task: Task, args: TlmArguments) -> Run:
+def _write_best_round(runs: Sequence[Run], task: Task, args: TlmArguments) -> Run:
     """Write the model and the record of the round with the best mean validation score over seeds to the output folder."""
     best = max(runs, key=lambda run: run.summary["validation"][task.metric]["mean"])
     rounds: list[dict[str, float]] = [{"validation": run.summary["validation"][task.metric]["mean"]} for run in runs]
-    for number, (one_round, run) in enumerate(zip(rounds, runs, strict=True)):
+    for round_index, (round_record, run) in enumerate(zip(rounds, runs, strict=True)):
         # Teachers after the first are earlier rounds, whose training is counted there.
-        teacher_report = {**run.details.get("teacher", {}), **({"training": None} if number else {})}
+        teacher_report = {**run.details.get("teacher", {}), **({"training": None} if round_index else {})}
         for name in ("flops", "seconds"):
-            one_round[name] = sum(seed["cost"][name] for seed in run.seeds) + teacher_cost(teacher_report, name)
+            round_record[name] = sum(seed["cost"][name] for seed in run.seeds) + teacher_cost(teacher_report, name)
     details = {**best.details, "arguments": settings(args), "rounds": rounds, "round": runs.index(best) + 1}
     return replace(best, details=details, output_dir=args.folder).write(args, tlm_card, best.output_dir)
 
 
 @dataclass
-class _Seeds:
+class _SeedTraining:
     """The data and settings that all seeds of a run share, and the training of a seed."""
 
     task: Task
@@ -206,7 +218,7 @@ class _Seeds:
         model: TrainedModel | PeftModel | None = None
         for stage in args.stages:
             stage_args = args.for_stage(stage, stage_folder(folder, stage), seed, task.metric)
-            start = partial(self._begun, stage, seed, model)
+            start = partial(self._begin_model, stage, seed, model)
             model, cost, scores = run_stage(
                 *(stage, start, stage_args, setup.data[stage], setup.tokenizer),
                 compute_metrics=compute_metrics,
@@ -246,8 +258,8 @@ class _Seeds:
                 output = trainer.predict(by_length, metric_key_prefix=split)
                 assert output.metrics is not None and isinstance(output.predictions, np.ndarray)  # The rows have labels.
                 record[split] = {name: output.metrics[f"{split}_{name}"] for name in (task.metric, "accuracy")}
-                answers = classified(in_first_order(output.predictions, order), names)
-                predictions[split] = predictions_jsonl("classification", names, source, answers)
+                split_predictions = logits_to_predictions(in_first_order(output.predictions, order), names)
+                predictions[split] = predictions_jsonl("classification", names, source, split_predictions)
         if trainer.is_world_process_zero():
             for split, text in predictions.items():
                 atomic_write(predictions_file(folder, split), text)
@@ -259,10 +271,12 @@ class _Seeds:
         trainer.accelerator.wait_for_everyone()
         return record
 
-    def _begun(self, stage: int, seed: int, left: TrainedModel | PeftModel | None) -> TrainedModel | PeftModel:
+    def _begin_model(
+        self, stage: int, seed: int, previous_model: TrainedModel | PeftModel | None
+    ) -> TrainedModel | PeftModel:
         """Return the initial model of a stage: a new one, or the model that the previous stage has trained."""
         args, lora = self.setup.args, self.model_args
-        model: Any = self.setup.make_model() if left is None else left
+        model: Any = self.setup.make_model() if previous_model is None else previous_model
         begin_stage(model, stage, args, seed, self.setup.initialization)
         if stage == 2 and lora.use_peft and lora.model_name_or_path is None:
             return add_lora(model, lora, stage_folder(seed_folder(args.folder, seed), 1) / "model")

@@ -14,9 +14,9 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.steps import read_record
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.baselines import to_beat
-from hf_tlm.runs.grid import _seeds
+from hf_tlm.runs.grid import _read_seeds
 from hf_tlm.runs.grid_points import GridError
-from hf_tlm.runs.grid_search import TRIALS_FILE, _read
+from hf_tlm.runs.grid_search import TRIALS_FILE, _read_trials
 from hf_tlm.tasks import load_task
 from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.seals import checksum
@@ -268,14 +268,14 @@ def test_json_file_without_an_object_is_reported(tmp_path, content):
 @pytest.mark.parametrize("content", ["{}", '{"seeds": 3}', '{"seeds": [{"seed": 1}]}', '{"seeds": [[]]}', "{", "[]"])
 def test_damaged_point_of_a_grid_is_not_finished(tmp_path, content):
     (tmp_path / "results.json").write_text(content)
-    assert _seeds(tmp_path) == []
+    assert _read_seeds(tmp_path) == []
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"asked": 3, "trials": []}', '{"asked": {}, "trials": 3}'])
 def test_damaged_trials_of_a_search_are_refused(tmp_path, content):
     (tmp_path / TRIALS_FILE).write_text(content)
     with pytest.raises(GridError, match="Choose another --output_dir"):
-        _read(tmp_path, {})
+        _read_trials(tmp_path, {})
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import export_onnx, predict
-from hf_tlm.runs.averaging import average, averaged_seeds, model_names, read_average
+from hf_tlm.runs.averaging import average, averaged_entry, model_names, read_average
 from hf_tlm.runs.export.export import EXPORT_FILE
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.utils.seals import write_seal
@@ -62,8 +62,8 @@ def test_results_have_the_average_of_the_seeds(run):
 
 
 def test_single_seed_or_missing_predictions_have_no_average(tmp_path):
-    assert averaged_seeds(make_task(), tmp_path, [{"seed": 0}]) == {}
-    assert averaged_seeds(make_task(), tmp_path, [{"seed": 0}, {"seed": 1}]) == {}, "their predictions are not here"
+    assert averaged_entry(make_task(), tmp_path, [{"seed": 0}]) == {}
+    assert averaged_entry(make_task(), tmp_path, [{"seed": 0}, {"seed": 1}]) == {}, "their predictions are not here"
 
 
 def test_damaged_predictions_are_refused_with_their_file(run, tmp_path):

@@ -9,9 +9,9 @@ from sklearn.metrics import f1_score
 
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs import linear_model
-from hf_tlm.runs.averaging import beside, classes_of, of_one_class
-from hf_tlm.runs.baselines import linear_answers, to_beat
-from hf_tlm.runs.records import classified, to_beat_line
+from hf_tlm.runs.averaging import baseline_entries, class_indices, one_class_entry
+from hf_tlm.runs.baselines import linear_predictions, to_beat
+from hf_tlm.runs.records import logits_to_predictions, to_beat_line
 from hf_tlm.utils.run_files import predictions_file
 from support.report_runs import classified as answers_of
 from support.report_runs import write_lines
@@ -34,20 +34,20 @@ def write_run_predictions(task, folder, wrong):
 
 def test_linear_predictions_are_cached(task, monkeypatch):
     """They equal the predictions that `hf-tlm baseline` writes."""
-    cached, linear = linear_answers(task), linear_model(task)
+    cached, linear = linear_predictions(task), linear_model(task)
     assert list(cached) == list(linear.predictions) == ["validation", "test"]
     for split, classes in linear.predictions.items():
-        assert classes_of(task, cached[split]) == classes.tolist()
-        assert cached[split] == classified(linear.model.logits(task.splits[split]), task.label_names)
+        assert class_indices(task, cached[split]) == classes.tolist()
+        assert cached[split] == logits_to_predictions(linear.model.logits(task.splits[split]), task.label_names)
     monkeypatch.setattr("hf_tlm.runs.baselines.make_baselines", None)
-    assert linear_answers(task) == cached and to_beat(task)
+    assert linear_predictions(task) == cached and to_beat(task)
 
 
 def test_lead_over_the_linear_model_is_recorded_per_split(task, tmp_path):
     """On both splits, for the mean over seeds."""
-    majority, linear = beside(task, *write_run_predictions(task, tmp_path / "run", {0: {0, 1}, 3: {2}}), to_beat(task))[
-        "baselines"
-    ]
+    majority, linear = baseline_entries(
+        task, *write_run_predictions(task, tmp_path / "run", {0: {0, 1}, 3: {2}}), to_beat(task)
+    )["baselines"]
     assert [majority["name"], linear["name"]] == ["majority class", "linear"] and "lead" not in majority
     assert set(linear["lead"]) == {"validation", "test"}
     for split, lead in linear["lead"].items():
@@ -57,25 +57,25 @@ def test_lead_over_the_linear_model_is_recorded_per_split(task, tmp_path):
             predicted = labels.copy()
             predicted[wrong] = (labels[wrong] + 1) % task.num_labels
             ours.append(scorer(task.metric, labels, predicted))
-        theirs = [scorer(task.metric, labels, classes_of(task, linear_answers(task)[split]))]
+        theirs = [scorer(task.metric, labels, class_indices(task, linear_predictions(task)[split]))]
         assert lead == paired_bootstrap(ours, theirs, len(labels)).to_dict()
     json.dumps(linear)
 
 
 def test_seeds_that_predict_a_single_class_are_recorded(task, tmp_path):
     folder, records = write_run_predictions(task, tmp_path / "run", {0: {1}, 3: {2}})
-    assert of_one_class(task, folder, records) == {}
+    assert one_class_entry(task, folder, records) == {}
     path, name = predictions_file(folder / "seed-3", "validation"), task.label_names[1]
     write_lines(path, [{**json.loads(line), "prediction": name} for line in path.open()])
-    assert of_one_class(task, folder, records) == {"one_class": {"3": name}}
+    assert one_class_entry(task, folder, records) == {"one_class": {"3": name}}
     alike = replace(task, splits={**task.splits, "validation": task.validation.select([0])})
-    assert of_one_class(alike, *write_run_predictions(alike, tmp_path / "alike", {0: set()})) == {}
+    assert one_class_entry(alike, *write_run_predictions(alike, tmp_path / "alike", {0: set()})) == {}
 
 
 def test_each_seed_is_averaged_with_the_linear_model(task, tmp_path):
     folder, records = write_run_predictions(task, tmp_path / "run", {0: {0, 1, 2, 3}, 3: {4}})
-    with_linear = beside(task, folder, records, to_beat(task))["with_linear"]
-    linear = linear_answers(task)
+    with_linear = baseline_entries(task, folder, records, to_beat(task))["with_linear"]
+    linear = linear_predictions(task)
     for split in ("validation", "test"):
         labels, scores = np.array(task.splits[split]["label"][:]), []
         for seed in (0, 3):
@@ -88,7 +88,7 @@ def test_each_seed_is_averaged_with_the_linear_model(task, tmp_path):
         assert with_linear[split]["macro_f1"]["values"] == pytest.approx(scores)
         assert with_linear[split]["macro_f1"]["mean"] == pytest.approx(np.mean(scores))
     assert set(with_linear["test"]) == {"macro_f1", "accuracy"}
-    one = beside(task, *write_run_predictions(task, tmp_path / "one", {0: {1}}), to_beat(task))["with_linear"]
+    one = baseline_entries(task, *write_run_predictions(task, tmp_path / "one", {0: {1}}), to_beat(task))["with_linear"]
     assert one["test"]["accuracy"]["std"] is None
 
 
@@ -97,21 +97,21 @@ def test_splits_with_missing_or_other_predictions_are_not_compared(task, tmp_pat
     same."""
     folder, records = write_run_predictions(task, tmp_path / "run", {0: {0}, 3: {2}})
     (folder / "seed-3" / "predictions" / "test.jsonl").unlink()
-    found = beside(task, folder, records, to_beat(task))
+    found = baseline_entries(task, folder, records, to_beat(task))
     assert list(found["baselines"][1]["lead"]) == ["validation"]
     assert list(found["with_linear"]) == ["validation"]
     lines = answers_of(task, "validation", {1})
     for damage in (lines[:-1], [{**line, "prediction": "another"} for line in lines]):
         write_lines(folder / "seed-3" / "predictions" / "validation.jsonl", damage)
-        assert beside(task, folder, records, to_beat(task)) == {"baselines": to_beat(task)}
-    assert beside(task, folder, [], to_beat(task)) == {"baselines": to_beat(task)}
+        assert baseline_entries(task, folder, records, to_beat(task)) == {"baselines": to_beat(task)}
+    assert baseline_entries(task, folder, [], to_beat(task)) == {"baselines": to_beat(task)}
 
 
 def test_without_a_linear_model_nothing_is_compared(task, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_tlm.runs.baselines.MOST_TEXTS", len(task.train) - 1)
     found = to_beat(task)
     assert [one["name"] for one in found] == ["majority class"]
-    assert beside(task, *write_run_predictions(task, tmp_path / "run", {0: {0}}), found) == {"baselines": found}
+    assert baseline_entries(task, *write_run_predictions(task, tmp_path / "run", {0: {0}}), found) == {"baselines": found}
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_sampled_batch_size_sets_gradient_accumulation(tmp_path, base):
         def suggest_categorical(self, name, values):
             return values[-1]
 
-    drawn = search._draw(Trial(), Grid({"total_batch_size": [8, 12]}), args)
+    drawn = search._suggest_values(Trial(), Grid({"total_batch_size": [8, 12]}), args)
     assert drawn == {"total_batch_size": 12, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
 
 

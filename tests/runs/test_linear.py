@@ -331,5 +331,5 @@ def test_rows_are_divided_among_processes(processes):
         rows, found = Dataset.from_dict({"text": [str(row) for row in range(count)]}), []
         for rank in range(processes):
             process = SimpleNamespace(args=SimpleNamespace(process_index=rank, world_size=processes))
-            found += Predictor._share(process, rows)["text"][:]
+            found += Predictor._select_share(process, rows)["text"][:]
         assert found == rows["text"][:]

@@ -20,7 +20,7 @@ from hf_tlm.data import BlockArguments, BlockShards, TlmCollator, TokenizerError
 from hf_tlm.models import ModelError
 from hf_tlm.runs import ProtocolError, run_pretraining
 from hf_tlm.runs import pretrain as pretraining
-from hf_tlm.runs.pretrain import _sample
+from hf_tlm.runs.pretrain import _sample_texts
 from hf_tlm.training import ArgumentsError, ModelArguments, PretrainArguments
 from support.toys import TINY_CONFIGS, sentences
 
@@ -301,10 +301,10 @@ def test_vocabulary_sample_does_not_depend_on_corpus_order(tmp_path):
     rows = [{"id": f"d{i}", "text": f"text {i}"} for i in range(300)]
     one = load_corpus(Dataset.from_list(rows), id_column="id")
     other = load_corpus(Dataset.from_list(rows[::-1]), id_column="id")
-    few = _sample(one, 40, 0.3)
-    assert few == _sample(other, 40, 0.3) and len(few) == 40 == len(set(few))
+    few = _sample_texts(one, 40, 0.3)
+    assert few == _sample_texts(other, 40, 0.3) and len(few) == 40 == len(set(few))
     # All texts except the held-out ones.
-    assert few == _sample(one, 1000, 0.3)[:40] and 150 < len(_sample(one, 1000, 0.3)) < 260
+    assert few == _sample_texts(one, 1000, 0.3)[:40] and 150 < len(_sample_texts(one, 1000, 0.3)) < 260
     numbers = [int(text.split()[1]) for text in few]
     assert min(numbers) < 60 and max(numbers) > 240
 

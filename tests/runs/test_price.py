@@ -39,7 +39,7 @@ def test_supported_lengths_are_timed_without_side_effects(folder, monkeypatch):
 
         return run
 
-    monkeypatch.setattr(module, "_pass", record_pass)
+    monkeypatch.setattr(module, "_create_pass", record_pass)
     torch.set_num_threads(2)
     state = torch.random.get_rng_state()
     measured = price(folder)
@@ -84,7 +84,7 @@ def test_models_that_cannot_be_timed_do_not_fail_the_run(folder, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("asked"))
     assert set(price(folder)) == {"megabytes"}
     (folder / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(module, "_pass", lambda *args: (_ for _ in ()).throw(ValueError("no <eos>")))
+    monkeypatch.setattr(module, "_create_pass", lambda *args: (_ for _ in ()).throw(ValueError("no <eos>")))
     assert set(price(folder)) == {"megabytes"} and torch.get_num_threads() == 1
 
 

@@ -220,7 +220,7 @@ def test_masking_options_change_the_digest_and_are_recorded(task, subset, monkey
 
     def described(**masks):
         args, model_args = arguments(**masks), ModelArguments(**MODEL)
-        return module._described(train_score_model(task, subset, args, model_args), args, model_args)
+        return module._describe_score_model(train_score_model(task, subset, args, model_args), args, model_args)
 
     plain, ends, words = described(), described(mlm_probability_end=0.05), described(whole_word_mask=True)
     assert len({one["digest"] for one in (plain, ends, words)}) == 3

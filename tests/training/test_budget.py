@@ -5,7 +5,7 @@ import torch
 from transformers import TrainerCallback
 
 from hf_tlm.models import applied_parameters
-from hf_tlm.runs.records import command_line, started
+from hf_tlm.runs.records import command_line, provenance_entries
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import cost as budgets
 from hf_tlm.training.cost import first_step, model_flops_utilization
@@ -183,7 +183,7 @@ def test_unused_gpu_is_not_recorded(tmp_path, data, tokenizer, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "NVIDIA L4")
-    named = [started({"arguments": {"use_cpu": alone}, "model": {}})["environment"] for alone in (False, True)]
+    named = [provenance_entries({"arguments": {"use_cpu": alone}, "model": {}})["environment"] for alone in (False, True)]
     assert named[0]["accelerator"] == "1 x NVIDIA L4" and "accelerator" not in named[1]
 
 

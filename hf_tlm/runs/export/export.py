@@ -17,9 +17,17 @@ from hf_tlm.hub.repo_id import displayed_name, hub_name
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.onnx_graph import OPSET, PARTS, averaged, check_installed, check_size, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import OnnxModel, check_dtypes
-from hf_tlm.runs.arguments import without_texts
+from hf_tlm.runs.arguments import missing_texts_error
 from hf_tlm.runs.averaging import check_alike, model_names, shown_member
-from hf_tlm.runs.export.exportable import Exportable, FillMask, RandomCheck, TextCheck, as_one, check_of, load_exportable
+from hf_tlm.runs.export.exportable import (
+    Exportable,
+    FillMask,
+    RandomCheck,
+    TextCheck,
+    combine_models,
+    create_check,
+    load_exportable,
+)
 from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.tagging import CRF_FILE
@@ -65,8 +73,8 @@ class Exported:
                 line += f"   {self.record['checked_on']['metric']} {100 * file['score']:.2f}"
             if "drop" in file:
                 texts = self.record["checked_on"]["texts"]
-                told = f"; {file['changed']:,} of {texts:,} change" if "changed" in file else ""
-                line += f" ({0 - file['drop']:+.2f}{told})"
+                change_note = f"; {file['changed']:,} of {texts:,} change" if "changed" in file else ""
+                line += f" ({0 - file['drop']:+.2f}{change_note})"
             if times := file.get("milliseconds"):
                 line += "   ms a text of " + ", of ".join(f"{length} tokens {figures(ms)}" for length, ms in times.items())
             line += f"   memory {file['memory_megabytes']:.0f} MB" if "memory_megabytes" in file else ""
@@ -160,15 +168,19 @@ def export_onnx(
     ]
     if len(names) > 1:
         check_alike(names, sources)
-    output = _place(names, sources, output_dir)
+    output = _choose_output_folder(names, sources, output_dir)
     with tempfile.TemporaryDirectory() as scratch:
-        model = as_one(names, [load_exportable(source, scratch, trust_remote_code) for source in sources])
+        model = combine_models(names, [load_exportable(source, scratch, trust_remote_code) for source in sources])
         if page is not None:
-            about = {"kind": model.kind_name, "model_type": model.stock.config.model_type, "pairs": _pairs(model, task)}
-            apart: list[str | os.PathLike] = [*names, *(source.folder for source in sources), output]
-            check_page(about, dtypes, page, page_texts, apart, page_model)
+            description = {
+                "kind": model.kind_name,
+                "model_type": model.stock.config.model_type,
+                "pairs": _has_pairs(model, task),
+            }
+            other_folders: list[str | os.PathLike] = [*names, *(source.folder for source in sources), output]
+            check_page(description, dtypes, page, page_texts, other_folders, page_model)
             runtime = read_runtime(page_runtime)
-        check = check_of(model, task, data, text_columns, batch_size)
+        check = create_check(model, task, data, text_columns, batch_size)
         choices = model.source.spec.kind == "multiple_choice"
         check_size(model.members)
         graphs = [
@@ -178,10 +190,10 @@ def export_onnx(
             for member in model.members
         ]
         with atomic_directory(output) as folder:
-            _write_loaded(folder, model)
+            _write_loader_files(folder, model)
             int8 = {"per_channel": per_channel, "keep_float": list(keep_float)}
             files = _write_graphs(folder, model, graphs, check, dtypes, max_drop, int8)
-            record = _record(names, sources, model, check, files, opset)
+            record = _create_record(names, sources, model, check, files, opset)
             (folder / EXPORT_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             (folder / _CARD).write_text(onnx_card(record), encoding="utf-8")
             write_seal(folder, *(path.name for path in sorted(folder.iterdir())))
@@ -201,7 +213,7 @@ def _check_texts(
         )
     reduced = [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]
     if reduced and task is None and data is None:
-        raise without_texts(reduced)
+        raise missing_texts_error(reduced)
     if text_columns is not None and data is None:
         raise ArgumentsError("text_columns are columns of data, which was not passed. Remove text_columns.")
 
@@ -225,15 +237,15 @@ def _write_graphs(
     """
     files: dict[str, dict[str, Any]] = {}
     for dtype in ("fp32", *(name for name in ONNX_FILES if name in dtypes and name != "fp32")):
-        settings, made, path = int8 if dtype == "int8" else {}, graphs, folder / ONNX_FILES[dtype]
+        settings, converted, path = int8 if dtype == "int8" else {}, graphs, folder / ONNX_FILES[dtype]
         if dtype != "fp32":
-            made = [quantized(graph, **int8) if dtype == "int8" else half(graph) for graph in graphs]
-        save(averaged(made, shares=model.averages_shares) if model.others else made[0], path)
+            converted = [quantized(graph, **int8) if dtype == "int8" else half(graph) for graph in graphs]
+        save(averaged(converted, shares=model.averages_probs) if model.others else converted[0], path)
         measured = check.measure(OnnxModel(folder, dtype), dtype, max_drop, settings)
         digest = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         # Multiple choice is not timed, as with torch: the size of an input depends on the number of choices.
-        timed = dtype in dtypes and model.source.spec.kind != "multiple_choice"
-        costs = _costs(folder, dtype, model) if timed else {}
+        is_timed = dtype in dtypes and model.source.spec.kind != "multiple_choice"
+        costs = _measure_costs(folder, dtype, model) if is_timed else {}
         files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured, **costs}
     if "fp32" not in dtypes:
         (folder / ONNX_FILES["fp32"]).unlink()
@@ -241,7 +253,7 @@ def _write_graphs(
     return files
 
 
-def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os.PathLike | None) -> Path:
+def _choose_output_folder(names: Sequence[str], sources: Sequence[Source], output_dir: str | os.PathLike | None) -> Path:
     """Return the output folder.
 
     Raises:
@@ -252,10 +264,14 @@ def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os
         if len(names) > 1:
             raise ArgumentsError("Several models become one export, which has no default folder. Pass --output_dir.")
         name = names[0]
-        here = Path(name).resolve() if Path(name).exists() else Path(name.partition("@")[0].rpartition("/")[2]).absolute()
+        model_path = (
+            Path(name).resolve() if Path(name).exists() else Path(name.partition("@")[0].rpartition("/")[2]).absolute()
+        )
         # For a folder in a run, such as mlm or training/checkpoint-500: next to the run.
-        run = next((folder for folder in reversed(here.parents[:4]) if (folder / SETTINGS_FILE).is_file()), here)
-        output_dir = run.parent / "-".join([*here.relative_to(run.parent).parts, "onnx"])
+        run_folder = next(
+            (folder for folder in reversed(model_path.parents[:4]) if (folder / SETTINGS_FILE).is_file()), model_path
+        )
+        output_dir = run_folder.parent / "-".join([*model_path.relative_to(run_folder.parent).parts, "onnx"])
     output = Path(output_dir)
     for folder in (*(Path(name).resolve() for name in names), *(source.folder.resolve() for source in sources)):
         if output.resolve().is_relative_to(folder):
@@ -276,11 +292,11 @@ def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os
     return output
 
 
-def _pairs(model: Exportable, task: Task | None) -> bool:
+def _has_pairs(model: Exportable, task: Task | None) -> bool:
     return len((model.source.spec if task is None else task.spec).text_columns) > 1
 
 
-def _record(
+def _create_record(
     names: Sequence[str],
     sources: Sequence[Source],
     model: Exportable,
@@ -304,19 +320,19 @@ def _record(
         "task": check.task.name if check.task else None if model.kind is FillMask or model.source.stock else spec.name,
         **({"taught_by": taught_by} if taught_by else {}),
         "kind": model.kind_name,
-        "pairs": _pairs(model, check.task),
+        "pairs": _has_pairs(model, check.task),
         **({"crf": True} if (model.source.folder / CRF_FILE).is_file() else {}),
         "max_length": model.args.max_length,
         "opset": opset,
         "inputs": model.inputs,
         "outputs": list(model.outputs),
-        "checked_on": check.about,
+        "checked_on": check.description,
         "files": dict(files),
         "versions": {"hf_tlm": __version__, **versions},
     }
 
 
-def _costs(folder: Path, dtype: str, model: Exportable) -> dict[str, Any]:
+def _measure_costs(folder: Path, dtype: str, model: Exportable) -> dict[str, Any]:
     """Measure the times of predictions, and the memory if possible."""
     config = model.stock.config
     longest = longest_input(config)
@@ -325,7 +341,7 @@ def _costs(folder: Path, dtype: str, model: Exportable) -> dict[str, Any]:
     return times if memory is None else {**times, "memory_megabytes": memory}
 
 
-def _write_loaded(folder: Path, model: Exportable) -> None:
+def _write_loader_files(folder: Path, model: Exportable) -> None:
     """Write the files that loaders need in addition to the graphs: config, tokenizer and those of predictions."""
     config = model.stock.config
     config.architectures = [type(model.stock).__name__]

@@ -36,14 +36,15 @@ from hf_tlm.utils.run_files import EXPORT_FILE
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4  # Allowed difference of float32 logits.
-_ONE_ANSWER = ("classification", "multiple_choice", "question_answering")  # Kinds of tasks with one answer per text.
+# Kinds of tasks with one answer per text.
+_SINGLE_ANSWER_KINDS = ("classification", "multiple_choice", "question_answering")
 _ROUNDING = 1e-9  # Allowed rounding error in a difference of scores, in points.
 RELATIVE_TOLERANCE = 1e-5  # For values of regression, which may be large, used if it allows more than TOLERANCE.
 CHECKED_ROWS = 10_000  # Rows of a file without labels that are checked.
 AGREEMENT = "agreement"
-EVERY = 7  # Every seventh token is masked, 14%.
+MASK_EVERY = 7  # Every seventh token is masked, 14%.
 # Properties that must be equal for models that share a graph.
-_IN_COMMON: dict[str, Callable[[Any], Any]] = {
+_SHARED_PROPERTIES: dict[str, Callable[[Any], Any]] = {
     "tokenizer": lambda model: model.tokenizer.backend_tokenizer.to_str(),
     "order of classes": lambda model: model.stock.config.id2label,
     "inputs": lambda model: model.inputs,
@@ -73,14 +74,14 @@ class Exportable:
         self.inputs = ["input_ids", "attention_mask"]
         if "token_type_ids" in self.tokenizer.model_input_names and getattr(config, "type_vocab_size", 0) > 1:
             self.inputs.append("token_type_ids")
-        answers = self.source.spec.kind == "question_answering"
-        self.outputs = ("start_logits", "end_logits") if answers else ("logits",)
+        has_spans = self.source.spec.kind == "question_answering"
+        self.outputs = ("start_logits", "end_logits") if has_spans else ("logits",)
 
     @property
     def kind_name(self) -> str:
         return "fill_mask" if self.kind is FillMask else self.source.spec.kind
 
-    def at_tokens(self, outputs: Any, lengths: np.ndarray) -> Any:
+    def mask_padding(self, outputs: Any, lengths: np.ndarray) -> Any:
         """Replace logits of padding by -100, because they are meaningless and differ.
 
         Args:
@@ -90,7 +91,7 @@ class Exportable:
         if self.kind is not FillMask and self.source.spec.kind not in ("tagging", "question_answering"):
             return outputs
         if isinstance(outputs, tuple):
-            return tuple(self.at_tokens(part, lengths) for part in outputs)
+            return tuple(self.mask_padding(output, lengths) for output in outputs)
         padding = np.arange(outputs.shape[1]) >= lengths[:, None]
         return np.where(padding.reshape(*padding.shape, *[1] * (outputs.ndim - 2)), np.float32(-100), outputs)
 
@@ -99,17 +100,17 @@ class Exportable:
         return [self.stock, *self.others]
 
     @property
-    def averages_shares(self) -> bool:
+    def averages_probs(self) -> bool:
         return self.source.spec.kind == "classification"
 
     @torch.inference_mode()
     def __call__(self, batch: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, ...]:
         """Compute the logits of a batch with torch; for several models the average, as in the exported graph."""
-        found = [member(**{name: batch[name] for name in self.inputs}) for member in self.members]
+        outputs = [member(**{name: batch[name] for name in self.inputs}) for member in self.members]
         if not self.others:
-            return tuple(found[0][name].numpy() for name in self.outputs)
-        logits = torch.stack([one["logits"] for one in found])
-        return ((logits.softmax(-1).mean(0).clamp_min(MIN_PROB).log() if self.averages_shares else logits.mean(0)).numpy(),)
+            return tuple(outputs[0][name].numpy() for name in self.outputs)
+        logits = torch.stack([output["logits"] for output in outputs])
+        return ((logits.softmax(-1).mean(0).clamp_min(MIN_PROB).log() if self.averages_probs else logits.mean(0)).numpy(),)
 
 
 def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Exportable:
@@ -149,7 +150,7 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
     return Exportable(source, kind, stock, tokenizer, args, decoder)
 
 
-def as_one(names: Sequence[str], models: Sequence[Exportable]) -> Exportable:
+def combine_models(names: Sequence[str], models: Sequence[Exportable]) -> Exportable:
     """Combine several models into one that averages their answers.
 
     Raises:
@@ -157,10 +158,14 @@ def as_one(names: Sequence[str], models: Sequence[Exportable]) -> Exportable:
     """
     first = models[0]
     for name, model in zip(names, models, strict=True):
-        apart = [what for what, of in _IN_COMMON.items() if of(model) != of(first)]
-        if apart:
+        differences = [
+            property_name
+            for property_name, get_property in _SHARED_PROPERTIES.items()
+            if get_property(model) != get_property(first)
+        ]
+        if differences:
             raise ModelError(
-                f"One graph of several models needs the same {' and '.join(apart)}; those of {shown_member(name)} and "
+                f"One graph of several models needs the same {' and '.join(differences)}; those of {shown_member(name)} and "
                 f"{shown_member(names[0])} differ. Export them one by one; predict averages exports too."
             )
     return replace(first, others=[model.stock for model in models[1:]])
@@ -176,15 +181,15 @@ def masked_rows(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_le
     special = np.array(tokenizer.all_special_ids)
     columns: dict[str, list] = {"input_ids": [], "labels": []}
     for row in map(np.array, ids):
-        places = np.flatnonzero(~np.isin(row, special))[EVERY // 2 :: EVERY]
+        positions = np.flatnonzero(~np.isin(row, special))[MASK_EVERY // 2 :: MASK_EVERY]
         labels = np.full(len(row), -100)
-        labels[places] = row[places]
+        labels[positions] = row[positions]
         columns["labels"].append(labels)
         columns["input_ids"].append(np.where(labels == -100, row, tokenizer.mask_token_id))
     if all((labels == -100).all() for labels in columns["labels"]):
         raise ArgumentsError(
-            f"A masked LM cannot be measured on these texts: none has the {EVERY // 2 + 1} tokens of which one is masked. "
-            "Pass longer texts, or --dtypes fp32 without texts."
+            f"A masked LM cannot be measured on these texts: none has the {MASK_EVERY // 2 + 1} tokens of which one is "
+            "masked. Pass longer texts, or --dtypes fp32 without texts."
         )
     return Dataset.from_dict(columns)
 
@@ -223,19 +228,19 @@ class FillMask:
     @staticmethod
     def score(task: Any, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
         """Return the share of masked tokens that are predicted correctly."""
-        truth = [[token for token in labels if token != -100] for labels in rows["labels"]]
-        right = sum(
+        targets = [[token for token in labels if token != -100] for labels in rows["labels"]]
+        num_correct = sum(
             int(a == b)
-            for one, row in zip(predictions, truth, strict=True)
-            for a, b in zip(one["prediction"], row, strict=True)
+            for prediction, row in zip(predictions, targets, strict=True)
+            for a, b in zip(prediction["prediction"], row, strict=True)
         )
-        return {FillMask.METRIC: right / max(1, sum(map(len, truth)))}
+        return {FillMask.METRIC: num_correct / max(1, sum(map(len, targets)))}
 
 
 class RandomCheck:
     """A check of an exported file that compares only logits, on random tokens."""
 
-    about = {"texts": 0, "what": "random tokens"}
+    description = {"texts": 0, "what": "random tokens"}
     task = None
 
     def __init__(self, model: Exportable):
@@ -257,12 +262,12 @@ class RandomCheck:
         Raises:
             ModelError: it is more than rounding.
         """
-        apart = 0.0
-        for each in self.batches:
-            lengths = each["attention_mask"].sum(-1).numpy()
-            found, expected = (self.model.at_tokens(of(each), lengths) for of in (exported, self.model))
-            apart = max(apart, _agreeing(found, expected, self.model.kind_name))
-        return {"max_difference": apart}
+        difference = 0.0
+        for batch in self.batches:
+            lengths = batch["attention_mask"].sum(-1).numpy()
+            outputs, expected = (self.model.mask_padding(model(batch), lengths) for model in (exported, self.model))
+            difference = max(difference, _check_agreement(outputs, expected, self.model.kind_name))
+        return {"max_difference": difference}
 
 
 class TextCheck:
@@ -271,39 +276,39 @@ class TextCheck:
     Args:
         rows: the texts.
         task: the task that has labels for them; None: exported predictions are compared with those of torch.
-        what: description of the texts, for the record.
+        texts_name: description of the texts, for the record.
     """
 
-    def __init__(self, model: Exportable, rows: Dataset, task: Task | None, what: str, batch_size: int):
+    def __init__(self, model: Exportable, rows: Dataset, task: Task | None, texts_name: str, batch_size: int):
         self.model, self.rows, self.task = model, rows, task
         self.batch_size = batch_size
         kind = model.kind
-        self.set = EvaluationSet(kind, rows, model.tokenizer, model.args)
+        self.evaluation_set = EvaluationSet(kind, rows, model.tokenizer, model.args)
         self.collate = partial(kind.collate, model.tokenizer)
         self.reference = self.outputs(model)
-        self.predictions = self.decoded(self.reference)
+        self.predictions = self.decode(self.reference)
         self.metric = FillMask.METRIC if kind is FillMask else AGREEMENT if task is None else task.metric
-        self.score = self.scored(self.predictions)
-        self.about: dict[str, Any] = {"texts": len(rows), "what": what, "metric": self.metric}
+        self.score = self.compute_score(self.predictions)
+        self.description: dict[str, Any] = {"texts": len(rows), "what": texts_name, "metric": self.metric}
         if task is not None and kind is not FillMask:
-            reached = {what.partition(" ")[0]: {self.metric: {"mean": self.score}}}
-            if line := to_beat_line(to_beat(task), self.metric, reached):
-                self.about["to_beat"] = line
+            scores = {texts_name.partition(" ")[0]: {self.metric: {"mean": self.score}}}
+            if line := to_beat_line(to_beat(task), self.metric, scores):
+                self.description["to_beat"] = line
 
-    def outputs(self, of: Callable) -> Any:
-        most_tokens = of.most_tokens if isinstance(of, OnnxModel) else None
-        found = self.set.outputs_of(of, self.collate, self.batch_size, most_tokens)
-        return self.model.at_tokens(found, feature_lengths(self.set.features))
+    def outputs(self, model: Callable) -> Any:
+        most_tokens = model.most_tokens if isinstance(model, OnnxModel) else None
+        outputs = self.evaluation_set.outputs_of(model, self.collate, self.batch_size, most_tokens)
+        return self.model.mask_padding(outputs, feature_lengths(self.evaluation_set.features))
 
-    def decoded(self, outputs: Any) -> list[dict[str, Any]]:
-        return self.set.decode(outputs, self.model.decoder, self.model.args)
+    def decode(self, outputs: Any) -> list[dict[str, Any]]:
+        return self.evaluation_set.decode(outputs, self.model.decoder, self.model.args)
 
-    def scored(self, predictions: list[dict[str, Any]]) -> float:
+    def compute_score(self, predictions: list[dict[str, Any]]) -> float:
         if self.metric == AGREEMENT:
-            return float(np.mean(self.same(predictions)))
+            return float(np.mean(self.matches_reference(predictions)))
         return float(self.model.kind.score(self.task, predictions, self.rows)[self.metric])
 
-    def same(self, predictions: list[dict[str, Any]]) -> list[bool]:
+    def matches_reference(self, predictions: list[dict[str, Any]]) -> list[bool]:
         return [a["prediction"] == b["prediction"] for a, b in zip(predictions, self.predictions, strict=True)]
 
     def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,23 +318,27 @@ class TextCheck:
             ModelError: float32 logits differ by more than rounding; or another dtype loses more than `max_drop`, and more
                 than one answer.
         """
-        found = self.outputs(exported)
-        exact = dtype == "fp32"
-        apart = _agreeing(found, self.reference, self.model.kind_name) if exact else _apart(found, self.reference)
-        predictions = self.decoded(found)
-        score = self.scored(predictions)
-        drop, changed = 100 * (self.score - score), len(predictions) - sum(self.same(predictions))
-        numbers = self.model.kind_name == "regression"  # Not counted as changed: all differ in their last digits.
+        outputs = self.outputs(exported)
+        is_fp32 = dtype == "fp32"
+        difference = (
+            _check_agreement(outputs, self.reference, self.model.kind_name)
+            if is_fp32
+            else _max_difference(outputs, self.reference)
+        )
+        predictions = self.decode(outputs)
+        score = self.compute_score(predictions)
+        drop, changed = 100 * (self.score - score), len(predictions) - sum(self.matches_reference(predictions))
+        is_regression = self.model.kind_name == "regression"  # Not counted as changed: all differ in their last digits.
         # A single answer does not prove a loss: with 65 texts it is worth a point and a half.
-        limit = max(max_drop, 100 / len(predictions)) if self.model.kind_name in _ONE_ANSWER else max_drop
+        limit = max(max_drop, 100 / len(predictions)) if self.model.kind_name in _SINGLE_ANSWER_KINDS else max_drop
         excused = limit > max_drop and changed <= 1 and math.isfinite(drop)
         if dtype != "fp32" and not drop <= limit + _ROUNDING and not excused:
-            one = f" and {limit:.2f} (one answer of {len(predictions):,})" if limit > max_drop else ""
-            told = "" if numbers else f" ({changed} of {len(predictions):,} predictions change)"
+            answer_limit = f" and {limit:.2f} (one answer of {len(predictions):,})" if limit > max_drop else ""
+            change_note = "" if is_regression else f" ({changed} of {len(predictions):,} predictions change)"
             raise ModelError(
                 f"{dtype} loses {drop:.2f} points of {self.metric}, from {100 * self.score:.2f} to {100 * score:.2f}"
-                f"{told}, more than --max_drop {max_drop:g}{one}. "
-                f"{_advice(dtype, settings)}"
+                f"{change_note}, more than --max_drop {max_drop:g}{answer_limit}. "
+                f"{_format_advice(dtype, settings)}"
             )
         if dtype != "fp32" and drop > max_drop + _ROUNDING:
             logger.warning(
@@ -337,10 +346,10 @@ class TextCheck:
                 "of the predictions change). More texts would measure the loss more precisely.",
                 *(dtype, drop, self.metric, max_drop, f"{len(predictions):,}", changed),
             )
-        return {"max_difference": apart, "score": score, "drop": drop} | ({} if numbers else {"changed": changed})
+        return {"max_difference": difference, "score": score, "drop": drop} | ({} if is_regression else {"changed": changed})
 
 
-def check_of(
+def create_check(
     model: Exportable, task: Task | None, data: str | None, text_columns: str | Sequence[str] | None, batch_size: int
 ) -> RandomCheck | TextCheck:
     """Return the check of a model's graphs: on texts of a task or of a file, or on random tokens without either.
@@ -355,7 +364,7 @@ def check_of(
         return RandomCheck(model)
     if task is not None:
         split = "validation" if "validation" in task.splits else "test"
-        rows, what = task.splits[split], f"{split} of {task.name}"
+        rows, texts_name = task.splits[split], f"{split} of {task.name}"
         if model.kind is not FillMask:
             task.check_kind(f"a model for {spec.kind.replace('_', ' ')}", spec.kind)
             if model.source.label_names and set(task.label_names) != set(model.source.label_names):
@@ -368,43 +377,43 @@ def check_of(
         if spec.kind == "regression":
             raise ArgumentsError("What int8 changes in a regression is measured with labels. Pass --task instead of --data.")
         spec = spec if text_columns is None else with_text_columns(spec, text_columns)
-        rows, what = next(unlabelled_chunks(data, spec, chunk=CHECKED_ROWS)).rows, Path(data).name
+        rows, texts_name = next(unlabelled_chunks(data, spec, chunk=CHECKED_ROWS)).rows, Path(data).name
     if model.kind is FillMask:
         rows = masked_rows(spread_texts(rows), model.tokenizer, model.args.max_length)
-    return TextCheck(model, rows, task, what, batch_size)
+    return TextCheck(model, rows, task, texts_name, batch_size)
 
 
-def _apart(found: Any, expected: Any) -> float:
+def _max_difference(outputs: Any, expected: Any) -> float:
     """Return the largest absolute difference of two outputs, which are arrays or tuples of arrays."""
-    if isinstance(found, tuple):
-        return float(np.max([*map(_apart, found, expected)]))  # Unlike `max`, this propagates NaN.
-    return float(np.abs(found - expected).max())
+    if isinstance(outputs, tuple):
+        return float(np.max([*map(_max_difference, outputs, expected)]))  # Unlike `max`, this propagates NaN.
+    return float(np.abs(outputs - expected).max())
 
 
-def _agreeing(found: Any, expected: Any, kind: str) -> float:
+def _check_agreement(outputs: Any, expected: Any, kind: str) -> float:
     """Return the largest absolute difference of float32 outputs.
 
     Raises:
         ModelError: it is more than rounding.
     """
-    apart, most = _apart(found, expected), TOLERANCE
+    difference, tolerance = _max_difference(outputs, expected), TOLERANCE
     if kind == "regression":
-        most = max(most, RELATIVE_TOLERANCE * float(np.abs(expected).max()))
-    if not apart <= most:
+        tolerance = max(tolerance, RELATIVE_TOLERANCE * float(np.abs(expected).max()))
+    if not difference <= tolerance:
         raise ModelError(
-            f"The exported graph is not equivalent to the model: its logits differ from torch's by {apart:.2g}, more than "
-            f"{most:.2g}. Nothing was written."
+            f"The exported graph is not equivalent to the model: its logits differ from torch's by {difference:.2g}, more "
+            f"than {tolerance:.2g}. Nothing was written."
         )
-    return apart
+    return difference
 
 
-def _advice(dtype: str, settings: Mapping[str, Any]) -> str:
+def _format_advice(dtype: str, settings: Mapping[str, Any]) -> str:
     if dtype != "int8":
         return f"Remove {dtype} from --dtypes."
-    kept, tries = set(settings["keep_float"]), []
+    float_parts, suggestions = set(settings["keep_float"]), []
     for part in ("head", "embeddings"):  # The cheapest first. The option is not additive, so each try lists all parts.
-        if part not in kept:
-            kept.add(part)
-            tries.append(f"--keep_float {' '.join(sorted(kept, reverse=True))}")
-    tries += [] if settings["per_channel"] else ["--per_channel true"]
-    return f"Try {' or '.join([*tries, '--dtypes fp32'])}; a larger --max_drop accepts the loss."
+        if part not in float_parts:
+            float_parts.add(part)
+            suggestions.append(f"--keep_float {' '.join(sorted(float_parts, reverse=True))}")
+    suggestions += [] if settings["per_channel"] else ["--per_channel true"]
+    return f"Try {' or '.join([*suggestions, '--dtypes fp32'])}; a larger --max_drop accepts the loss."

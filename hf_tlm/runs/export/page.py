@@ -52,12 +52,12 @@ _IMPORTS = {
 # Name of a dtype -> its name in transformers.js.
 _DTYPES = {"int8": "q8", "fp32": "fp32"}
 _HUB = "https://huggingface.co"
-_OWN = ("page.js", "model.js", "page.css")
-_PARTS = (PAGE_FILE, "vendor", "model")
+_STATIC_FILES = ("page.js", "model.js", "page.css")
+_GENERATED_FILES = (PAGE_FILE, "vendor", "model")
 
 
 def check_page(
-    about: Mapping[str, Any],
+    description: Mapping[str, Any],
     dtypes: Sequence[str],
     page: str | os.PathLike,
     texts: Sequence[str] = (),
@@ -67,7 +67,7 @@ def check_page(
     """Check, before the export, that a page can be written for it.
 
     Args:
-        about: `kind`, `model_type` and `pairs`, as in the export's record.
+        description: `kind`, `model_type` and `pairs`, as in the export's record.
         dtypes: dtypes of the export.
         page: folder of the page.
         texts: examples.
@@ -79,7 +79,7 @@ def check_page(
             examples are given for pairs of texts, or blank; the folder contains other files than those of a page; it is
             inside or around one of `others`; `model` is no repository.
     """
-    kind, model_type = about["kind"], about["model_type"]
+    kind, model_type = description["kind"], description["model_type"]
     if kind != "classification" or model_type not in BODIES:
         raise ArgumentsError(
             f"--page supports classifiers whose body transformers.js knows ({', '.join(BODIES)}); received a {model_type} "
@@ -93,27 +93,29 @@ def check_page(
             raise ArgumentsError(f"--page_model: expected {expected}; received {model!r:.200}.")
     if not set(_DTYPES).intersection(dtypes):
         raise ArgumentsError("--page needs int8 or fp32; neither is among the dtypes. Add one of them.")
-    if texts and about["pairs"]:
+    if texts and description["pairs"]:
         raise ArgumentsError("--page_texts are single texts, but the model expects pairs. Remove --page_texts.")
     if any(not text.strip() for text in texts):
         raise ArgumentsError("--page_texts: one of the texts is blank. Remove the blank text.")
-    _check_place(Path(page), map(Path, others))
+    _check_page_folder(Path(page), map(Path, others))
 
 
-def _check_place(page: Path, others: Iterable[Path]) -> None:
-    place = page.resolve()
+def _check_page_folder(page: Path, others: Iterable[Path]) -> None:
+    page_path = page.resolve()
     for folder in others:
         other = folder.resolve()
-        if place.is_relative_to(other) or other.is_relative_to(place):
+        if page_path.is_relative_to(other) or other.is_relative_to(page_path):
             raise ArgumentsError(
                 f"--page {page} and {folder} overlap: neither may be inside the other. Choose another --page."
             )
     if page.is_file() or (page.is_dir() and any(page.iterdir()) and not (page / PAGE_FILE).is_file()):
         raise ArgumentsError(f"--page {page} is not empty and contains no page. Choose another folder, or empty this one.")
-    if page.is_dir() and (left := sorted({path.name for path in page.iterdir()} - {*_OWN, "index.html", *_PARTS})):
+    if page.is_dir() and (
+        foreign_files := sorted({path.name for path in page.iterdir()} - {*_STATIC_FILES, "index.html", *_GENERATED_FILES})
+    ):
         raise ArgumentsError(
-            f"--page {page} contains files that are not part of the page and would be deleted with it ({few(left)}). Move "
-            "them, or choose another folder."
+            f"--page {page} contains files that are not part of the page and would be deleted with it "
+            f"({few(foreign_files)}). Move them, or choose another folder."
         )
     check_writable(page, f"--page {page}", replaced=True)
 
@@ -153,8 +155,8 @@ def write_page(
     if not (export / EXPORT_FILE).is_file():
         raise ArgumentsError(f"{export} contains no export: expected {EXPORT_FILE}, which `hf-tlm export` writes.")
     check_seal(export)
-    about = read_export(export, ArgumentsError, all_files=False)
-    check_page(about, _dtypes_in(export), page, texts, [export], model)
+    record = read_export(export, ArgumentsError, all_files=False)
+    check_page(record, _dtypes_in(export), page, texts, [export], model)
     return fill_page(export, page, read_runtime(runtime), title=title, texts=texts, model=model)
 
 
@@ -178,29 +180,34 @@ def fill_page(
         (folder / "vendor").mkdir()
         for name, content in runtime.items():
             (folder / "vendor" / name).write_bytes(content)
-        place, hosts = ["./", "model"], "'self'"
+        model_location, hosts = ["./", "model"], "'self'"
         if model is not None:
             repo = parse_repo(model, "model")
             assert repo is not None
-            place = [f"{constants.ENDPOINT}/{repo.id}/resolve/", repo.revision or "main"]
+            model_location = [f"{constants.ENDPOINT}/{repo.id}/resolve/", repo.revision or "main"]
             # The Hub serves large files from other hosts.
             hosts += f" {constants.ENDPOINT}" + (" https://*.hf.co" if constants.ENDPOINT == _HUB else "")
         else:
             for name in ("config.json", "tokenizer.json", "tokenizer_config.json", EXPORT_FILE, ONNX_FILES[dtype]):
                 (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(export / name, folder / "model" / name)
-        about = {"title": title or record["model"], "dtype": _DTYPES[dtype], "pairs": record["pairs"], "texts": list(texts)}
-        about |= {"model": place, "averaged": "models" in record}
-        (folder / PAGE_FILE).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        page_settings = {
+            "title": title or record["model"],
+            "dtype": _DTYPES[dtype],
+            "pairs": record["pairs"],
+            "texts": list(texts),
+        }
+        page_settings |= {"model": model_location, "averaged": "models" in record}
+        (folder / PAGE_FILE).write_text(json.dumps(page_settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         imports = json.dumps({"imports": _IMPORTS})
         digest = base64.b64encode(hashlib.sha256(imports.encode()).digest()).decode()
-        index = _template("index.html").replace("IMPORT_MAP_HASH", f"sha256-{digest}").replace("IMPORT_MAP", imports)
+        index = _read_template("index.html").replace("IMPORT_MAP_HASH", f"sha256-{digest}").replace("IMPORT_MAP", imports)
         index = index.replace("connect-src 'self'", f"connect-src {hosts}")
         if model is not None:
             index = index.replace("its own files.", "its own files and the Hub, where the model is.")
         (folder / "index.html").write_text(index, encoding="utf-8")
-        for name in _OWN:
-            (folder / name).write_text(_template(name), encoding="utf-8")
+        for name in _STATIC_FILES:
+            (folder / name).write_text(_read_template(name), encoding="utf-8")
     return Path(page)
 
 
@@ -208,7 +215,7 @@ def _dtypes_in(export: Path) -> list[str]:
     return [dtype for dtype, name in ONNX_FILES.items() if (export / name).is_file()]
 
 
-def _template(name: str) -> str:
+def _read_template(name: str) -> str:
     return files("hf_tlm.runs.export").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -221,35 +228,39 @@ def read_runtime(folder: str | os.PathLike | None = None) -> dict[str, bytes]:
     Raises:
         ArgumentsError: npm is not installed or cannot download the packages; a file is missing, or has another checksum.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for package, names in RUNTIME.items():
-        found |= _of_npm(package, list(names)) if folder is None else _of_folder(Path(folder), package, list(names))
+        contents |= (
+            _download_packages(package, list(names))
+            if folder is None
+            else _read_packages(Path(folder), package, list(names))
+        )
         for name, digest in names.items():
-            if hashlib.sha256(found[name]).hexdigest() != digest:
+            if hashlib.sha256(contents[name]).hexdigest() != digest:
                 raise ArgumentsError(f"{name} is not the version of {package} that the page needs. {_INSTALL}")
-    return found
+    return contents
 
 
-def _of_folder(folder: Path, package: str, names: Sequence[str]) -> dict[str, bytes]:
-    place = folder / "node_modules" / package.rpartition("@")[0] / "dist"
+def _read_packages(folder: Path, package: str, names: Sequence[str]) -> dict[str, bytes]:
+    dist_folder = folder / "node_modules" / package.rpartition("@")[0] / "dist"
     try:
-        return {name: (place / name).read_bytes() for name in names}
+        return {name: (dist_folder / name).read_bytes() for name in names}
     except OSError as error:
         raise ArgumentsError(f"{folder} lacks {error.filename} of {package}. {_INSTALL}") from error
 
 
-def _of_npm(package: str, names: Sequence[str]) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as work:
+def _download_packages(package: str, names: Sequence[str]) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as work_folder:
         command = ["npm", "pack", "--silent", "--ignore-scripts", "--prefer-offline", package]
         try:
-            done = subprocess.run(command, cwd=work, capture_output=True, text=True)
+            process = subprocess.run(command, cwd=work_folder, capture_output=True, text=True)
         except OSError as error:
             raise ArgumentsError(f"--page downloads {package} with npm, which is not installed. {_INSTALL}") from error
-        packed = [*Path(work).glob("*.tgz")]
-        if done.returncode or len(packed) != 1:
-            told = " ".join((done.stderr or done.stdout).split())
-            raise ArgumentsError(f"npm cannot download {package}: {told:.200}. {_INSTALL}")
-        with tarfile.open(packed[0]) as archive:
+        archives = [*Path(work_folder).glob("*.tgz")]
+        if process.returncode or len(archives) != 1:
+            output = " ".join((process.stderr or process.stdout).split())
+            raise ArgumentsError(f"npm cannot download {package}: {output:.200}. {_INSTALL}")
+        with tarfile.open(archives[0]) as archive:
             packed_files = {member.name for member in archive if member.isfile()}
             if missing := [name for name in names if f"package/dist/{name}" not in packed_files]:
                 raise ArgumentsError(f"The archive of {package} that npm fetched lacks dist/{missing[0]}. {_INSTALL}")

@@ -20,7 +20,15 @@ from hf_tlm.runs.few_shot.prompts import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.models import load_pretrained
 from hf_tlm.runs.price import price, price_line
-from hf_tlm.runs.records import SPLITS, classified, format_table, predictions_jsonl, started, summarise, to_beat_line
+from hf_tlm.runs.records import (
+    SPLITS,
+    format_table,
+    logits_to_predictions,
+    predictions_jsonl,
+    provenance_entries,
+    summarise,
+    to_beat_line,
+)
 from hf_tlm.runs.sharing import run_shared
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
@@ -123,7 +131,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         # Processes that share the work must claim the folder one after the other.
         with awaited(output_dir) if args.process_index == 0 else nullcontext():
             claimed = claim(output_dir, details, data_fields, args.process_index, options=(args, checkpoint))
-    details |= started(details)
+    details |= provenance_entries(details)
     if args.process_index == 0:
         samples = [episode for episode in episodes.values() if episode is not None]
         sample_splits = [
@@ -228,7 +236,7 @@ class _Work:
         record["test"], logits = self.method.score(episode, folder / "model" if split_points else None, self.test_split)
         if self.args.process_index > 0:
             return
-        text = predictions_jsonl("classification", names, rows, classified(logits, names))
+        text = predictions_jsonl("classification", names, rows, logits_to_predictions(logits, names))
         atomic_write(predictions_file(folder, "test"), text)
         if episode is not None:
             example_ids = {"train": episode.train["id"][:], "validation": episode.validation["id"][:]}

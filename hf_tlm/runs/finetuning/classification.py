@@ -27,7 +27,7 @@ from hf_tlm.models import ModelError
 from hf_tlm.models.loading import class_names, reading
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import compute_scores
-from hf_tlm.runs.records import classified
+from hf_tlm.runs.records import logits_to_predictions
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task, released_length
 
@@ -68,7 +68,7 @@ def decode(
     """
     if model.config.problem_type == "regression":
         return [{"prediction": float(value)} for value in outputs.reshape(-1)]
-    return classified(outputs.astype(np.float64), class_names(model.config))
+    return logits_to_predictions(outputs.astype(np.float64), class_names(model.config))
 
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:

@@ -25,7 +25,7 @@ from hf_tlm.objectives import TaskLoss, TeacherLoss, ValueLoss, WeightedSum
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.arguments import CheckpointArguments
-from hf_tlm.runs.averaging import averaged_seeds, beside, of_one_class
+from hf_tlm.runs.averaging import averaged_entry, baseline_entries, one_class_entry
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, EvaluationSet, check_kind, kind_module, label_names
@@ -36,9 +36,9 @@ from hf_tlm.runs.records import (
     SeededRun,
     logged_scores,
     predictions_jsonl,
+    provenance_entries,
     read_saved,
     saved_settings,
-    started,
     summarise,
 )
 from hf_tlm.runs.sharing import share_seeds
@@ -149,7 +149,7 @@ def finetune(
         claimed = claim(output_dir, claim_details, data_fields, args.process_index, options=(args, checkpoint))
     if args.seed_figure != "mean":
         details["seed_figure"] = args.seed_figure
-    details |= {"pairs": task.has_pairs, **started(details)}
+    details |= {"pairs": task.has_pairs, **provenance_entries(details)}
     if args.process_index == 0:
         if task.kind in ("classification", "regression"):
             sample, advice = spread_texts(task.train), "Pass a larger --max_length, if the model has enough positions."
@@ -166,9 +166,9 @@ def finetune(
         seeds = _Seeds(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
         records = share_seeds(args, seeds.train, seeds.has_all_scores, alone=args.pushes_checkpoints)
     if args.process_index == 0:
-        details |= {**averaged_seeds(task, output_dir, records), **of_one_class(task, output_dir, records)}
+        details |= {**averaged_entry(task, output_dir, records), **one_class_entry(task, output_dir, records)}
         if args.train_fraction == 1:  # Otherwise the linear model, fitted to all texts, would not be comparable.
-            details |= beside(task, output_dir, records, details["baselines"])
+            details |= baseline_entries(task, output_dir, records, details["baselines"])
     run = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir).write(args, finetuned_card)
     pushes.check()
     return run

@@ -21,7 +21,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_replaceable, check_subset
-from hf_tlm.runs.arguments import MACHINE
+from hf_tlm.runs.arguments import MACHINE_OPTIONS
 from hf_tlm.runs.teachers.answers import Answers, TableTeacher, certainty, most_certain, progress, read_mapping, task_lengths
 from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, read_marks
 from hf_tlm.runs.teachers.models import LinearTeacher, ModelTeacher
@@ -96,7 +96,7 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
         return _open_table(task, args, files[0], mapping)
     if missing := [path for path in args.teacher if suffix_of(Path(path)) in BUILDERS and not Path(path).exists()]:
         raise ArgumentsError(f"teacher {missing[0]}: this file does not exist. Pass the path of a file with answers.")
-    return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE})
+    return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE_OPTIONS})
 
 
 def _open_table(task: Task, args: Any, file: str, mapping: Mapping[str, str]) -> TableTeacher:

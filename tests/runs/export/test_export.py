@@ -407,21 +407,21 @@ def test_default_output_folder(tmp_path):
     names = {"reviews": "", "reviews-mlm": "mlm", "reviews-training-checkpoint-500": "training/checkpoint-500"}
     for name, inner in [*((name, f"reviews/{inner}") for name, inner in names.items()), ("plain", "plain")]:
         model = tmp_path / "runs" / inner
-        output_dir = module._place([str(model)], [SimpleNamespace(folder=model)], None)
+        output_dir = module._choose_output_folder([str(model)], [SimpleNamespace(folder=model)], None)
         assert output_dir == tmp_path / f"runs/{name}-onnx"
 
 
 def test_nan_differences_and_scores_are_refused(run, graph, texts, tmp_path, monkeypatch):
     nan, one = np.array([np.nan]), np.array([1.0])
     for outputs in ((one, nan), (nan, one)):
-        assert np.isnan(exportable._apart(outputs, (one, one)))
+        assert np.isnan(exportable._max_difference(outputs, (one, one)))
     apart = iter([0.0, np.nan, 0.0, 0.0])
     with monkeypatch.context() as patch:
-        patch.setattr(exportable, "_apart", lambda *args: next(apart))
+        patch.setattr(exportable, "_max_difference", lambda *args: next(apart))
         with pytest.raises(ModelError, match="differ from torch's by nan"):
             export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
     scores = iter([1.0, 1.0, np.nan])
-    monkeypatch.setattr(exportable.TextCheck, "scored", lambda *args: next(scores))
+    monkeypatch.setattr(exportable.TextCheck, "compute_score", lambda *args: next(scores))
     with pytest.raises(ModelError, match="int8 loses nan points"):
         export_onnx(str(run), tmp_path / "out", data=texts)
 
@@ -430,10 +430,10 @@ def test_regression_tolerance_follows_float32_precision():
     """For house prices the last digit of float32 is larger than 1e-4."""
     prices, rounded = (np.array([[250_000.0], [3.0]], dtype=np.float32) for _ in range(2))
     rounded[0] = np.nextafter(rounded[0], np.inf)
-    assert exportable._agreeing(rounded, prices, "regression") == pytest.approx(1 / 64)
+    assert exportable._check_agreement(rounded, prices, "regression") == pytest.approx(1 / 64)
     for kind, found in (("classification", rounded), ("regression", prices * 1.0001)):
         with pytest.raises(ModelError, match="is not equivalent to the model"):
-            exportable._agreeing(found, prices, kind)
+            exportable._check_agreement(found, prices, kind)
 
 
 def test_texts_too_short_for_masking_are_refused(tokenizer):
@@ -489,10 +489,10 @@ class _FixedCheck(exportable.TextCheck):
     def outputs(self, of):
         return self.reference
 
-    def decoded(self, outputs):
+    def decode(self, outputs):
         return [{"prediction": "b"}] * self.changed + self.predictions[self.changed :]
 
-    def scored(self, predictions):
+    def compute_score(self, predictions):
         return self.score - self.lost / len(self.predictions)
 
 

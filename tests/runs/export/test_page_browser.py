@@ -484,7 +484,7 @@ def test_runtime_downloaded_for_ci_can_be_used_for_a_page(tmp_path, monkeypatch)
     runpy.run_module("support.page_runtime", run_name="__main__")
     monkeypatch.undo()
     for package, names in module.RUNTIME.items():
-        assert module._of_folder(tmp_path, package, list(names)) == dict.fromkeys(names, package.encode())
+        assert module._read_packages(tmp_path, package, list(names)) == dict.fromkeys(names, package.encode())
 
 
 def test_skipped_browser_tests_are_in_the_terminal_summary(request):
