@@ -120,6 +120,71 @@ def problems_of_benchmark(script, words):
     return [f"no option {word}" for word in words if OPTION.fullmatch(word) and f'"{word}"' not in source]
 
 
+SUBSETS = {"--subset", "--subsets", "--like"}
+RUNS = {"--run", "--models", "--model", "--model_name_or_path", "--score_model", "--teacher"}
+TRAININGS = {"train", "finetune", "pretrain", "few-shot"}
+# What another start of a run may change.
+FREE = {"--seeds", "--push_to_hub", "--hub_model_id", "--hub_strategy", "--resume_from_checkpoint"}
+FREE |= {"--predict", "--predict_output"}
+
+
+def values_of(words):
+    """The values of each option of a command line, of pairs name=folder the folders."""
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            values = found.setdefault(word, [])
+        elif found:
+            values.append(word.rpartition("=")[2])
+    return found
+
+
+def folders_of(text):
+    """The folders that a page's blocks take for subsets, and those for runs, with the trainings that write them."""
+    subsets, runs = set(), {}
+    for block in blocks(text):
+        if block.language == "python":
+            for folder in re.findall(r'\boutput_dir="([^"]+)"', block.text):
+                runs.setdefault(folder, set()).add(block.text)
+        for words in shell_commands(block.text) if block.language == "bash" else ():
+            if words[0] != "hf-tlm":
+                continue
+            values = values_of(words[2:])
+            written = values.get("--output_dir", [])
+            subsets.update(written if words[1] in ("retrieve", "select-influence") else ())
+            for option in values:
+                subsets.update(values[option] if option in SUBSETS else ())
+                runs |= {folder: runs.get(folder, set()) for folder in values[option] if option in RUNS}
+            training = str([words[1], sorted((option, values[option]) for option in values.keys() - FREE)])
+            for folder in written if words[1] in TRAININGS else ():
+                runs.setdefault(folder, set()).add(training)
+    return subsets, runs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_blocks_can_be_typed_in_their_order(page):
+    """A run is refused where another one is, and a report of subsets is none of the runs that were trained on them."""
+    subsets, runs = folders_of(page.read_text(encoding="utf-8"))
+    assert not subsets & runs.keys()
+    assert not {folder: trainings for folder, trainings in runs.items() if len(trainings) > 1}
+
+
+def test_folders_of_a_page_are_told_apart():
+    page = """
+```bash
+hf-tlm retrieve --task x --output_dir runs/a
+hf-tlm train --subset runs/a --output_dir runs/b && hf-tlm train --subset runs/a --output_dir runs/b --seeds 0 1
+hf-tlm analyze --run TLM=runs/b runs/c
+```
+```python
+args = TlmArguments(output_dir="runs/b")
+```
+"""
+    subsets, runs = folders_of(page)
+    assert subsets == {"runs/a"}
+    assert {folder: len(trainings) for folder, trainings in runs.items()} == {"runs/b": 2, "runs/c": 0}
+
+
 @pytest.fixture(scope="module")
 def all_options():
     """Every option of every command, including the Trainer's, and of the benchmarks."""

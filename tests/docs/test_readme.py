@@ -50,5 +50,5 @@ def test_python_code_runs(tmp_path, monkeypatch, capfd):
     (python,) = (block for block in blocks(TEXT) if block.language == "python")
     assert len([line for line in python.text.splitlines() if line.strip()]) <= 10
     run_page(TEXT[TEXT.index("## In Python") : TEXT.index("## What to expect")], tmp_path, monkeypatch, capfd)
-    assert (tmp_path / "runs" / "reviews" / "config.json").is_file()
+    assert (tmp_path / "runs" / "mine" / "config.json").is_file()
     assert "score" in capfd.readouterr().out
