@@ -194,7 +194,10 @@ def main() -> None:
     elif name == "--version":
         print(f"hf-tlm {__version__}")
     elif name in _OTHERS:
-        _, show = _OTHERS[name]
+        usage, line, show = _OTHERS[name]
+        if {"-h", "--help"} & set(arguments):
+            print(f"usage: hf-tlm {name} {usage}\n\n{line}")
+            return
         try:
             show(arguments)
         except HfTlmError as error:
@@ -213,7 +216,8 @@ def main() -> None:
 
 
 def _described() -> dict[str, str]:
-    return {command: line for command, (_, line) in COMMANDS.items()} | {name: line for name, (line, _) in _OTHERS.items()}
+    others = {name: line for name, (_, line, _) in _OTHERS.items()}
+    return {command: line for command, (_, line) in COMMANDS.items()} | others
 
 
 def _run(command: str, arguments: Sequence[str]) -> None:
@@ -258,13 +262,18 @@ def _show_completion(arguments: Sequence[str]) -> None:
     print(completion(arguments[0], list(_described()), list(presets())))
 
 
-# Commands that are not recipes: a line of description, and the function that prints their output.
-_OTHERS: dict[str, tuple[str, Callable[[Sequence[str]], None]]] = {
+# Commands that are not recipes: their arguments, a line of description, and the function that prints their output.
+_OTHERS: dict[str, tuple[str, str, Callable[[Sequence[str]], None]]] = {
     "presets": (
+        "[FOLDER or PRESET ...]",
         "List all presets or those of a folder (tlm), or print the file of one (tlm/coffee).",
         _show_presets,
     ),
-    "completion": ("Print a script that completes commands, options and presets in a shell: bash, zsh.", _show_completion),
+    "completion": (
+        "{bash,zsh}",
+        "Print a script that completes commands, options and presets in a shell: bash, zsh.",
+        _show_completion,
+    ),
 }
 
 

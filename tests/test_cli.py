@@ -79,6 +79,12 @@ def test_help_of_a_command_uses_its_name(command, capsys, monkeypatch):
     assert hf_tlm(capsys, monkeypatch, COMMANDS[command][0], "--help", status=0) == text
 
 
+def test_commands_without_options_have_help_too(capsys, monkeypatch):
+    shown = hf_tlm(capsys, monkeypatch, "presets", "--help"), hf_tlm(capsys, monkeypatch, "completion", "-h")
+    assert shown[0].startswith("usage: hf-tlm presets [FOLDER or PRESET ...]\n\nList all presets")
+    assert shown[1].startswith("usage: hf-tlm completion {bash,zsh}\n\nPrint a script")
+
+
 @pytest.mark.parametrize(
     "arguments,status,message",
     [
