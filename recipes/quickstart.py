@@ -92,9 +92,9 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     for name, subset in found.items():  # Saved last: if options have changed, the arms of the earlier run refuse first.
         subset.save(output / f"subset-{name.lower()}")
     page = analysis.write_report(best["folder"], output / "report.html", second=other, task=task, subsets=found)
-    print(f"Report for any browser: {page}")
-    print(f"Best on validation: {best['arm']}. Try it:\n")
-    print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('in orbit again')")
+    print(f"Report for any browser: {page}\nBest on validation: {best['arm']}. Try it:\n")
+    text = "a text of yours" if quick.task else "in orbit again"
+    print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('{text}')")
 
 
 def _baseline_row(task: tasks.Task, baseline: runs.Baseline) -> dict:

@@ -175,6 +175,7 @@ def test_quickstart_compares_all_arms(work):
     arms = ["majority class", "linear", "no stage 1", "task only", "random subset", "BM25 subset", "BM25 and teacher"]
     assert [row["arm"] for row in rows] == arms
     assert "no-stage-1" in (work / "quick/report.html").read_text() and str(work / "quick/report.html") in out
+    assert "('a text of yours')" in out  # Not one of the demo's.
 
 
 @pytest.mark.slow
