@@ -3,7 +3,7 @@
 # dependencies = ["hf-tlm"]
 #
 # [tool.uv.sources]
-# hf-tlm = { path = "..", editable = true }  # The clone with this file. Elsewhere, remove these two lines.
+# hf-tlm = { path = "..", editable = true }  # The clone. If this file is elsewhere, give the path.
 # ///
 """Publish a subset and the model that was trained on it, and load both as any user would.
 

@@ -3,7 +3,7 @@
 # dependencies = ["hf-tlm"]
 #
 # [tool.uv.sources]
-# hf-tlm = { path = "..", editable = true }  # The clone with this file. Elsewhere, remove these two lines.
+# hf-tlm = { path = "..", editable = true }  # The clone. If this file is elsewhere, give the path.
 # ///
 """Find the texts that your own classifier would learn most from, by influence (ISS).
 

@@ -3,7 +3,7 @@
 # dependencies = ["hf-tlm"]
 #
 # [tool.uv.sources]
-# hf-tlm = { path = "..", editable = true }  # The clone with this file. Elsewhere, remove these two lines.
+# hf-tlm = { path = "..", editable = true }  # The clone. If this file is elsewhere, give the path.
 # ///
 """Train your own network with your own loss on interleaved task and corpus batches.
 
