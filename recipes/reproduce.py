@@ -54,7 +54,7 @@ def main() -> None:
     plan = table_args.plan(corpus_args, args.output_dir, files)
     first = os.environ.get("RANK", "0") == "0"
     if first:
-        print(f"{len(plan.preparations)} tokenizers and subsets, {len(plan.trainings)} trainings.")
+        print(f"Tokenizers and subsets: {len(plan.preparations)}; trainings: {len(plan.trainings)}.")
 
     # 3. Run every step that is not finished.
     table = reproduction.reproduce(

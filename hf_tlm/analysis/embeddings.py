@@ -52,7 +52,7 @@ from hf_tlm.analysis.figures import (
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
-from hf_tlm.utils.shown import markdown_table
+from hf_tlm.utils.shown import counted, markdown_table
 
 # The default of similar_from, as a share of the largest score.
 SIMILAR_SHARE = 0.8
@@ -199,7 +199,9 @@ def draw_classes(
     for axes, points in zip(panels, projections.values(), strict=True):
         rest = ~np.isin(labels, shown)
         if rest.any():
-            axes.scatter(*points[rest].T, s=5, c=GREY, marker=".", linewidths=0, label=f"{len(present) - len(shown)} others")
+            axes.scatter(
+                *points[rest].T, s=5, c=GREY, marker=".", linewidths=0, label=counted(len(present) - len(shown), "other")
+            )
         # The largest class first: it would hide small ones.
         for index, label in enumerate(shown):
             point_style = {

@@ -116,7 +116,7 @@ def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, tex
         kept += zip(rng.random(len(texts)), range(num_read, num_read + len(texts)), texts, strict=True)
         kept, num_read = sorted(kept)[:count], num_read + len(texts)
     if len(kept) < least:
-        raise AnalysisError(f"{corpus} has {len(kept)} texts that are not blank; at least {least} are needed.")
+        raise AnalysisError(f"At least {least} texts that are not blank are needed; {corpus} has {len(kept)}.")
     return [text for _, _, text in sorted(kept, key=lambda drawn: drawn[1])]
 
 

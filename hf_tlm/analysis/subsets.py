@@ -16,7 +16,7 @@ from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, 
 from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, save_figure, save_files, series_style, style
 from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.retrieval.report import steps
-from hf_tlm.utils.shown import for_markdown, markdown_table
+from hf_tlm.utils.shown import counted, for_markdown, markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +91,7 @@ def draw_sources(shares: Sequence[measures.SourceShare], corpora: Mapping[str, S
 
 
 def _source_name(share: measures.SourceShare) -> str:
-    return f"{share.others:,} others" if share.source is None else share.source or "(none)"
+    return counted(share.others, "other") if share.source is None else share.source or "(none)"
 
 
 def _format_ranks(group: measures.RankBin, to: str) -> str:

@@ -35,7 +35,7 @@ from hf_tlm.hub.repo_id import Repo, may_be_repo
 from hf_tlm.utils.arrow_files import without_format
 from hf_tlm.utils.options import range_problem
 from hf_tlm.utils.run_files import MANIFEST_FILE, SETTINGS_FILE
-from hf_tlm.utils.shown import describe_received, named_columns
+from hf_tlm.utils.shown import counted, describe_received, named_columns
 from hf_tlm.utils.texts import SAMPLE_BY
 
 _SAMPLE_BYTES = 1 << 16
@@ -276,7 +276,7 @@ def _find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
         inputs = {path for path in files if not any(is_output(parent) for parent in path.parents if root in parent.parents)}
         if num_excluded := len(files) - len(inputs):
             where = "hidden folders or folders that hf_tlm wrote (subsets, indexes, runs, models)"
-            excluded = f"{num_excluded:,} files of {pattern}, in {where}"
+            excluded = f"{counted(num_excluded, 'file')} of {pattern}, in {where}"
             if not inputs:
                 raise CorpusError(
                     f"No corpus: all matching files are left out: {excluded}. Choose other files, or name these directly."

@@ -203,7 +203,9 @@ def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
     changed = [name for name in sorted({*recorded, *requested}) if recorded.get(name) != requested.get(name)]
     if changed:
         name = changed[0]
-        reason = f"with other settings ({name}: {recorded.get(name)!r:.60} there, {requested.get(name)!r:.60} requested)"
+        reason = (
+            f"with other settings ({name}: {recorded.get(name)!r:.60} in the folder, {requested.get(name)!r:.60} requested)"
+        )
     elif "fingerprint" in record:
         reason = f"from inputs with other settings ({', '.join(step.inputs.values())})"
     else:

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from hf_tlm.hub.repo_id import HUB_NAME, displayed_name, hub_dataset, hub_name
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.utils.run_files import seed_figure
-from hf_tlm.utils.shown import as_code, as_literal, escape, figures, flat, for_terminal
+from hf_tlm.utils.shown import as_code, as_literal, counted, escape, figures, flat, for_terminal
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -54,17 +54,17 @@ _CHOICES = ("multiple-choice", "AutoModelForMultipleChoice")
 _WORDS = ("token-classification", "AutoModelForTokenClassification")
 KINDS = {
     "classification": (*_TEXTS, "A text classifier", ("classify", TEXT)),
-    "regression": (*_TEXTS, "A model that gives texts a number", ("rate", TEXT)),
-    "question_answering": (*_QUESTIONS, "A model that finds the answers to questions in a text", None),
-    "multiple_choice": (*_CHOICES, "A model that chooses among answers to a question", None),
-    "tagging": (*_WORDS, "A tagger of words", ("tag", '"The paper was read in Vienna."')),
+    "regression": (*_TEXTS, "A model that predicts a number for a text", ("rate", TEXT)),
+    "question_answering": (*_QUESTIONS, "A model that finds the answer to a question in a text", None),
+    "multiple_choice": (*_CHOICES, "A model that chooses one of several answers to a question", None),
+    "tagging": (*_WORDS, "A model that tags the words of a text", ("tag", '"The paper was read in Vienna."')),
 }
 # For transformers.js: the model types trained here that it supports, the kinds of task that it has a pipeline for, and its
 # names for dtypes, in order of preference.
 BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
 _PIPELINES = ("classification", "tagging", "fill_mask", "question_answering")
 _DTYPES = {"int8": "q8", "fp32": "fp32", "fp16": "fp16"}
-_EXPORT_METRIC_NAMES = {**METRIC_NAMES, "masked_accuracy": "Masked tokens predicted", "agreement": "Predictions as of torch"}
+_EXPORT_METRIC_NAMES = {**METRIC_NAMES, "masked_accuracy": "Accuracy on masked tokens", "agreement": "Agreement with torch"}
 # Stands for the repo id in the code blocks of a card until it is published.
 PLACEHOLDER = "path/or/repo-id"
 _HUB_DATASET = re.compile(rf"{HUB_NAME.pattern}(@[\w./-]+)?")
@@ -331,15 +331,15 @@ def _environment() -> jinja2.Environment:
     environment.globals["license_sentence"] = license_sentence(None)  # until one is chosen
     environment.filters["code"] = lambda value: Markup(as_code(str(value)))
     environment.filters["literal"] = lambda value: Markup(as_literal(str(value)))
-    environment.filters["figures"] = figures
+    environment.filters |= {"figures": figures, "counted": counted}
     return environment
 
 
 def license_sentence(license: str | None) -> str:
     """Return the sentence of a card about the licence, which the publisher chooses."""
     if license is None:
-        return "No licence was chosen for this repository: ask its author before you use it. Those of the data apply too."
-    return f"`{license}` for this repository. Those of the data apply too."
+        return "No licence was chosen for this repository: ask its author before you use it."
+    return f"This repository has the licence `{license}`."
 
 
 def dataset_sentence(dataset: str | None) -> str:

@@ -16,6 +16,7 @@ from hf_tlm.hub.repo_id import Repo, parse_repo
 from hf_tlm.utils.files import sha256
 from hf_tlm.utils.run_files import EXPORT_FILE, MANIFEST_FILE, TEACHER_FILE
 from hf_tlm.utils.seals import SEAL
+from hf_tlm.utils.shown import counted
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -226,7 +227,7 @@ class Push:
         lines = [f"Would publish to {self.repo} ({self.url}); nothing was sent.", self.about]
         width = max(map(len, self.pushed), default=0)
         lines += [f"  {path:<{width}}{self.sizes[path]:>15,} bytes" for path in self.pushed]
-        lines += [f"new or changed: {len(self.pushed)} files, {sum(self.sizes.values()) / 1e6:,.2f} MB"]
+        lines += [f"new or changed: {counted(len(self.pushed), 'file')}, {sum(self.sizes.values()) / 1e6:,.2f} MB"]
         for label, paths in (("deleted", self.deleted), ("unchanged", self.unchanged)):
             lines += [f"{label}: {', '.join(paths)}"] if paths else []
         # The long card comes first, because a terminal shows the end of what is printed.

@@ -297,7 +297,8 @@ def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
     if recorded != settings:
         differing = [name for name in sorted({*recorded, *settings}) if recorded.get(name) != settings.get(name)]
         differences = ", ".join(
-            f"{name} ({_shorten(recorded.get(name))} there, {_shorten(settings.get(name))} now)" for name in differing
+            f"{name} ({_shorten(recorded.get(name))} in the folder, {_shorten(settings.get(name))} now)"
+            for name in differing
         )
         raise InfluenceError(
             f"{folder} contains scores with other settings or data: {differences}. Choose another --work_dir for this "

@@ -170,8 +170,8 @@ def select_rows(
         assert num_passages is not None
         if num_passages > scored.sum():
             raise InfluenceError(
-                f"{num_passages:,} passages were asked for, and {scored.sum():,} of {passages:,} have a score: {unscored:,} "
-                f"have no token that can be masked, and the scores of {not_finite:,} are not finite. Ask for fewer."
+                f"{num_passages:,} passages were asked for, and {scored.sum():,} of {passages:,} have a score; without a "
+                f"token that can be masked: {unscored:,}, with a score that is not finite: {not_finite:,}. Ask for fewer."
             )
         chosen = _fill(ranking, scored, corpus_batch_size, num_passages)
     rows = np.flatnonzero(chosen)

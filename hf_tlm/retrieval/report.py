@@ -20,7 +20,7 @@ from hf_tlm.retrieval.subset_files import SubsetLike
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError, load_bm25s, word_pattern
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.options import RANGES, check_number
-from hf_tlm.utils.shown import Markdown, describe_received, escape, for_markdown, markdown_table, one_line
+from hf_tlm.utils.shown import Markdown, counted, describe_received, escape, for_markdown, markdown_table, one_line
 from hf_tlm.utils.texts import UNSPACED_SET, count_words
 
 SETTINGS = (
@@ -91,7 +91,7 @@ def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples:
 def describe_selection(selection: dict[str, Any]) -> str:
     """Describe in words the manifest's `selection`: how passages of a subset were selected (`hf_tlm.influence.select`)."""
     names = {name: name.replace("_", " ") for name in SELECTION_SETTINGS}
-    names |= {"top_k": "top k of each task batch", "num_passages": "passages asked for"}
+    names |= {"top_k": "top k of each task batch", "num_passages": "passages requested"}
     details = []
     for name, words in names.items():
         value = selection.get(name)
@@ -153,7 +153,7 @@ def _counts_section(manifest: dict[str, Any], rows: int) -> str:
             table.append((label, Markdown(f"{number:,}{_list_ids(counts.get(f'first_{key}'), number)}")))
     for label, key in (("passages with held-out texts", "decontamination"), ("near-duplicates", "deduplication")):
         left_out = manifest.get(key)
-        number = f"{left_out['passages']:,} left out" if left_out else "not looked for"
+        number = f"{left_out['passages']:,} left out" if left_out else "not checked"
         table.append((label, Markdown(number + (_list_ids(left_out.get("ids"), left_out["passages"]) if left_out else ""))))
     settings = {**manifest, **(manifest.get("analyzer") or {})}
     if settings.get("top_k_requested") == settings.get("top_k"):
@@ -177,7 +177,7 @@ def _union_section(subset: SubsetLike) -> str:
     sizes = zip(shown, np.searchsorted(ranks, shown, side="right").tolist(), strict=True)
     rows = [(f"{k:,}", f"{size:,}", _percent(size, len(ranks)), _bar(size, len(ranks))) for k, size in sizes]
     table = markdown_table(("K", *BARS), rows, texts=[3])
-    return "\n\n".join(["## Size against K", "How many of these passages a smaller K gives.", table])
+    return "\n\n".join(["## Size against K", "The number of these passages that a smaller K gives.", table])
 
 
 def steps(largest: int) -> list[int]:
@@ -195,7 +195,7 @@ def _hits_section(subset: SubsetLike) -> str:
         low, high = 2**power, 2 ** (power + 1) - 1
         label = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         rows.append((label, f"{count:,}", _percent(count, len(hits)), _bar(count, max(numbers))))
-    facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, most {hits.max():,}; {hits.sum():,} hits in all."
+    facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, maximum {hits.max():,}; {hits.sum():,} hits in total."
     return "\n\n".join(["## Queries that hit a passage", facts, markdown_table(("queries", *BARS), rows, texts=[3])])
 
 
@@ -205,7 +205,7 @@ def _influence_section(subset: SubsetLike) -> str:
     numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
     head = ["lowest", "25%", "median", "75%", "highest", "mean"]
     split = (subset.manifest.get("selection") or {}).get("task_split", "validation")
-    note = f"What a training step on the passage takes off the {split} loss, to first order, by the learning rate."
+    note = f"The first-order decrease of the {split} loss by a training step on the passage, divided by the learning rate."
     return "\n\n".join(["## Influence", note, _number_table(head, numbers, ",.3g")])
 
 
@@ -216,7 +216,7 @@ def _sources_section(subset: SubsetLike) -> str:
     names = sorted({*subset_counts, *corpus}, key=lambda name: (-subset_counts[name], name))
     groups = [(name or "(none)", [name]) for name in names[:NAMED_SOURCES]]
     if len(names) > NAMED_SOURCES:
-        groups.append((f"{len(names) - NAMED_SOURCES:,} others", names[NAMED_SOURCES:]))
+        groups.append((counted(len(names) - NAMED_SOURCES, "other"), names[NAMED_SOURCES:]))
     rows = []
     for label, members in groups:
         in_subset, in_corpus = (sum(counts.get(name, 0) for name in members) for counts in (subset_counts, corpus))
@@ -234,7 +234,7 @@ def _lengths_section(subset: SubsetLike) -> str:
     texts = (text for batch in subset.dataset.select_columns("text").iter(1000) for text in batch["text"])
     words = np.array([count_words(text) for text in texts])
     numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
-    head = ["shortest", "25%", "median", "75%", "longest", "mean", "in all"]
+    head = ["shortest", "25%", "median", "75%", "longest", "mean", "total"]
     return "\n\n".join(["## Words of a passage", _number_table(head, numbers, ",.0f")])
 
 
@@ -254,7 +254,11 @@ def _examples_section(subset: SubsetLike, task: Task | None, num_examples: int) 
     if task is None:
         shown = [f"> {how_found(row, row['score'])}: {_plain_excerpt(row)}\n>\n> {origin(row)}" for row in rows]
         return "\n\n".join(
-            ["## Examples", "Spread over the ranks. The task's texts are not quoted.", *_number_examples(shown)]
+            [
+                "## Examples",
+                "The examples are spread over the ranks. The texts of the task are not quoted.",
+                *_number_examples(shown),
+            ]
         )
     terms_of = MarkedTerms.of(subset.manifest)
     shown = []
@@ -266,14 +270,14 @@ def _examples_section(subset: SubsetLike, task: Task | None, num_examples: int) 
             f"{query_line}\n>\n> **Passage**, {how_found(row, score)}: {spans_to_markdown(passage_spans)}\n>\n> "
             f"{origin(row)}"
         )
-    intro = "Words that both have are bold, stop words aside. The examples are spread over the ranks, and over the queries."
+    intro = "Shared words are bold, except stop words. The examples are spread over the ranks and over the queries."
     return "\n\n".join(["## Examples", intro, *_number_examples(shown)])
 
 
 def how_found(row: dict[str, Any], score: float) -> str:
     """Describe how a passage was found: its rank, score and number of queries."""
-    queries = f"{row['n_queries']:,} {'query' if row['n_queries'] == 1 else 'queries'}"
-    return f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
+    queries = counted(row["n_queries"], "query", "queries")
+    return f"rank {row['rank']:,}, score {score:,.1f}, found by {queries}"
 
 
 def origin(row: dict[str, Any]) -> str:

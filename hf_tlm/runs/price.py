@@ -203,11 +203,11 @@ def price_line(costs: Mapping[str, Any]) -> str:
     """Format the cost of predictions as one line."""
     line = f"{figures(costs['megabytes'], 3)} MB"
     if times := costs.get("milliseconds"):
-        line += "; a text of " + ", of ".join(f"{length} tokens {figures(value)} ms" for length, value in times.items())
-        line += " on one core (torch, float32)"
+        each = [f"{figures(value)} ms for a text of {length} tokens" for length, value in times.items()]
+        line += f"; {', '.join(each)}, on one core (torch, float32)"
         if rates := costs.get("texts_per_second"):
-            line += "; in batches " + ", ".join(f"{figures(rate)} of {length} tokens" for length, rate in rates.items())
-            line += " a second"
+            each = [f"{figures(rate)} texts of {length} tokens" for length, rate in rates.items()]
+            line += f"; in batches {', '.join(each)} per second"
     return line
 
 

@@ -329,8 +329,7 @@ class SeededRun:
                 f"{split} {100 * averaged[split][task_metrics[0]]:.2f}" for split in SPLITS if split in averaged
             )
             lines.append(
-                f"averaged     {task_metrics[0]} {score_list}: the averaged predictions of the models of all "
-                f"{averaged['n']} seeds"
+                f"averaged     {task_metrics[0]} {score_list}: averaged predictions of the {averaged['n']} seeds' models"
             )
         lines += baseline_lines(self.details, self.summary)
         if teacher := self.details.get("teacher"):
@@ -372,7 +371,7 @@ def baseline_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str,
     lines, metric = [], record["metric"]
     if averaged := record.get("with_linear"):
         score_list = ", ".join(f"{split} {format_score(averaged[split][metric])}" for split in SPLITS if split in averaged)
-        lines.append(f"with linear  {metric} {score_list}: the averaged predictions of a seed's model and the linear model")
+        lines.append(f"with linear  {metric} {score_list}: averaged predictions of each seed's model and the linear model")
     if line := to_beat_line(record.get("baselines") or [], metric, summary):
         lines.append(f"to beat      {line}")
     return lines
@@ -408,13 +407,13 @@ def _format_lead(difference: float, lead: Mapping[str, float] | None) -> str | N
         lead: the fields of the run's `Lead`, where it was computed.
     """
     if difference == 0:
-        return "the linear model is as good"
+        return "the linear model has the same score"
     ahead = "the linear model is ahead" if difference < 0 else "the run is ahead of the linear model"
     if lead is None:
         return ahead if difference < 0 else None
     run_lead = Lead(**lead)
     leader_lead = run_lead if difference > 0 else run_lead.reversed
-    caveat = "" if leader_lead.sure else ", which may be chance of these texts"
+    caveat = "" if leader_lead.sure else ", which may be due to the choice of these texts"
     return f"{ahead} by {100 * leader_lead.difference:.2f} points{caveat} ({leader_lead.interval})"
 
 
@@ -422,7 +421,7 @@ def cost_lines(cost: Mapping[str, float], each: str = "") -> list[str]:
     """Return the printed lines on a run's cost, from `Cost.to_dict`. each: the unit of the cost, such as " a seed"."""
     measured = f", {cost['measured_flops']:.3g} measured" if cost.get("measured_flops") else ""
     lines = [
-        f"{'cost' + each:<13}{cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
+        f"{'cost' + each:<13}{cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} without padding), "
         f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large){measured}, {cost['seconds']:.0f} s"
     ]
     if "energy_kwh" in cost:

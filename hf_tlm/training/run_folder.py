@@ -221,7 +221,7 @@ def _changed_options(
     defaults["teacher"] = NONE
     local_paths = places_of(folder)
     return [
-        f"{name}: {old_value!r:.60} there, {new_value!r:.60} asked for"
+        f"{name}: {old_value!r:.60} in the folder, {new_value!r:.60} requested"
         for section, values in real_values.items()
         for name, new_value in current[section].items()
         if (old_value := recorded.get(section, {}).get(name, defaults.get(name))) != new_value

@@ -121,8 +121,8 @@ def described(report: Mapping[str, Any]) -> str:
         description += f" (itself taught by {', '.join(link['model'] for link in earlier)})"
     if (accuracy := report.get("held_out_accuracy")) is not None and "largest_class" in report:
         description += (
-            f", {100 * accuracy:.1f}% right on {report.get('held_out', 'held-out training texts')} "
-            f"(the largest class: {100 * report['largest_class']:.1f}%)"
+            f", {100 * accuracy:.1f}% correct on {report.get('held_out', 'held-out training texts')} "
+            f"(largest class: {100 * report['largest_class']:.1f}%)"
         )
     if "passages" not in report:
         return description
@@ -146,8 +146,8 @@ def teacher_cost(report: Mapping[str, Any], name: str) -> float:
 def cost_line(report: Mapping[str, Any]) -> str:
     """Return the cost of a teacher's answers and, if known, of its training, as text to append to a line."""
     flops, seconds = (teacher_cost(report, name) for name in ("flops", "seconds"))
-    trained = " with its training" if report.get("training") else ""
-    return f"; it cost {seconds:,.0f} s" + (f" and {flops:.3g} FLOPs" if flops else "") + trained
+    trained = ", including its training" if report.get("training") else ""
+    return f"; cost {seconds:,.0f} s" + (f" and {flops:.3g} FLOPs" if flops else "") + trained
 
 
 def lineage(report: Any) -> list[dict[str, Any]]:

@@ -150,6 +150,11 @@ def named_columns(names: Iterable[str]) -> str:
     return ", ".join(name if name == name.strip() else repr(name) for name in names)
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun in the right number: 1 file, 1,234 files; the plural is the noun with an s by default."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def figures(value: float, digits: int = 2) -> str:
     """Format a number with `digits` significant digits, integer parts in full, no exponent: 0.34, 1.3, 25, 133, 1,861."""
     text = f"{value:.{digits}g}"

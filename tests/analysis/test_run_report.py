@@ -88,7 +88,7 @@ def test_page_of_a_finished_run(run, task, tmp_path):
     page = page_of(run, tmp_path, task=task)
     assert list(page.sections) == ["run", "environment", "cost", "scores", "confusion", "errors", "analysis", "curves"]
     scores = page.tables["In percent"]
-    assert scores[0] == ["metric", "on", "mean", "±", "seed 3", "seed 4"]
+    assert scores[0] == ["metric", "split", "mean", "±", "seed 3", "seed 4"]
     assert ["Macro-F1", "test", "62.50", "17.68", "50.00", "75.00"] in scores
     cost = page.tables["Training, by seed and stage"]
     assert cost[1][:5] == ["seed 3", "10", "4,000", "3,000", "2.5e+09"] and cost[1][-1] == "2.000"
@@ -98,9 +98,9 @@ def test_page_of_a_finished_run(run, task, tmp_path):
     counts = {(row[0], name): int(cell.split()[-1]) for row in matrix[1:] for name, cell in zip(names, row[1:], strict=True)}
     assert sum(counts.values()) == 48 and sum(counts[name, name] for name in names) == 43
     # The best on validation is seed 4, which has row 0 wrong, as has the other seed.
-    errors = page.tables["test: errors, the surest first, of seed 4, the best on validation"]
+    errors = page.tables["test: errors, the most confident first (seed 4, the best on validation)"]
     row = task.test[0]
-    assert errors[0] == ["id", "text", "gold", "predicted", "probability", "of gold", "wrong in seeds (of 2)"]
+    assert errors[0] == ["id", "text", "gold", "predicted", "probability", "probability of gold", "wrong in (of 2 seeds)"]
     assert len(errors) == 2 and errors[1][:3] == ["test-0", row["text"], task.label_names[row["label"]]]
     assert errors[1][4:] == ["0.900", "0.050", "2"]
     by_class = page.tables["test: accuracy by class"]
@@ -135,26 +135,26 @@ def test_baselines_are_shown_with_the_lead_over_them(run, task, tmp_path):
     shutil.copytree(run, tmp_path / "copy")
     (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": baselines}))
     scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
-    assert ["Macro-F1", "test: linear", "70.00", "", "", ""] in scores
+    assert ["Macro-F1", "test: linear model", "70.00", "", "", ""] in scores
     assert sum("linear" in row[1] for row in scores) == 2
-    assert ("to beat", "70.00 %", "linear, on test") in highlights(read_run(tmp_path / "copy"))
-    title = "Points ahead of the linear model, and in 95% of resamples of these texts (paired bootstrap)"
+    assert ("to beat", "70.00 %", "linear model, on test") in highlights(read_run(tmp_path / "copy"))
+    title = "Lead over the linear model in points, and its 95% interval over resampled texts (paired bootstrap)"
     assert title not in page_of(tmp_path / "copy", tmp_path, task=task).tables
-    for low, chance in ((0.01, ""), (-0.2, "; the difference may be chance of these texts")):
+    for low, chance in ((0.01, ""), (-0.2, "; the difference may be due to the choice of these texts")):
         lead = {"test": {"difference": 0.1, "low": low, "high": 0.3}, "validation": {"difference": "x"}}
         with_lead = [{**baseline, "lead": lead} if baseline is baselines[0] else baseline for baseline in baselines]
         (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": with_lead}))
         rows = page_of(tmp_path / "copy", tmp_path, task=task).tables[title]
         assert rows[1:] == [["Macro-F1", "test", "+10.00", f"{100 * low:+.2f}", "+30.00"]]
-        assert ("to beat", "70.00 %", f"linear, on test{chance}") in highlights(read_run(tmp_path / "copy"))
+        assert ("to beat", "70.00 %", f"linear model, on test{chance}") in highlights(read_run(tmp_path / "copy"))
     # The lead is that of the mean; if another figure is shown, it is left out.
     (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": with_lead, "seed_figure": "max"}))
-    assert ("to beat", "70.00 %", "linear, on test") in highlights(read_run(tmp_path / "copy"))
+    assert ("to beat", "70.00 %", "linear model, on test") in highlights(read_run(tmp_path / "copy"))
 
 
 @pytest.mark.parametrize(
     "name,said,score",
-    [("averaged", "all seeds averaged", 0.75), ("with_linear", "averaged with the linear model", {"mean": 0.75})],
+    [("averaged", "average of all seeds' models", 0.75), ("with_linear", "averaged with the linear model", {"mean": 0.75})],
 )
 def test_score_of_averaged_seeds_is_shown(run, task, tmp_path, name, said, score):
     record = json.loads((run / "results.json").read_text())
@@ -163,7 +163,7 @@ def test_score_of_averaged_seeds_is_shown(run, task, tmp_path, name, said, score
         (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {name: found}))
         scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
         assert (["Macro-F1", f"test: {said}", "75.00", "", "", ""] in scores) is shown
-        assert any("averaged" in row[1] for row in scores) is shown
+        assert any("averag" in row[1] for row in scores) is shown
 
 
 HUGE = 10**400  # Too large for a float.
@@ -179,7 +179,7 @@ def test_numbers_too_large_for_a_float_are_damage(run, task, tmp_path):
         json.dumps(record | {"seeds": seeds, "averaged": scores, "baselines": [{"name": "x", "scores": scores}]})
     )
     page = page_of(tmp_path / "copy", tmp_path, task=task)
-    assert not any("averaged" in row[1] or "x" in row[1] for row in page.tables["In percent"][1:])
+    assert not any("averag" in row[1] or "x" in row[1] for row in page.tables["In percent"][1:])
     for seed in (
         {"test": {task.metric: HUGE}},
         {"cost": {"flops": HUGE}},
@@ -199,7 +199,7 @@ def row_label(task, at):
 def test_most_confident_errors_come_first_and_the_rest_is_counted(run, task, tmp_path):
     shutil.rmtree(run / "seed-4")
     page = page_of(run, tmp_path, task=task, options=ReportPageArguments(report_rows=2, report_characters=12))
-    errors = page.tables["test: errors, the surest first"]
+    errors = page.tables["test: errors, the most confident first"]
     assert [row[0] for row in errors[1:]] == ["test-5", "test-2"] and all(len(row[1]) <= 13 for row in errors[1:])
     assert "2 more rows are left out." in page.sections["errors"]
 
@@ -208,8 +208,8 @@ def test_page_without_the_task(run, tmp_path):
     source = write_report(run).read_text(encoding="utf-8")
     assert (run / "analysis" / "report.html").is_file()
     page = Page(source)
-    assert "Give --task, the run" in source
-    assert page.tables["test: errors, the surest first, of seed 4, the best on validation"][1][0] == "test-0"
+    assert "task as --task" in source
+    assert page.tables["test: errors, the most confident first (seed 4, the best on validation)"][1][0] == "test-0"
     assert not any("length" in caption for caption in page.tables)
 
 
@@ -227,7 +227,7 @@ def test_task_is_found_from_the_recorded_command(run, tmp_path, monkeypatch):
     commands += ["hf-tlm train --config task.yaml --rho1 3", "hf-tlm train --config tlm/tiny --task data"]
     for command in commands:
         write_json(run / "results.json", results | {"command": command})
-        assert "text" in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
+        assert "text" in page_of(run, tmp_path).tables["test: errors, the most confident first"][0]
     assert analysis.task_of_run(run / "seed-3")[1] == "data"
     table = tmp_path / "data.csv"
     Dataset.from_list(sentences(24, 1)).to_csv(table)
@@ -238,7 +238,7 @@ def test_task_is_found_from_the_recorded_command(run, tmp_path, monkeypatch):
     # Data other than the run's have other texts, and a command can be any text.
     for command in ("train_tlm.py --task data --text_column label", "train_tlm.py --task nowhere", "hf-tlm", "'", 7, ""):
         write_json(run / "results.json", results | {"command": command})
-        assert "text" not in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
+        assert "text" not in page_of(run, tmp_path).tables["test: errors, the most confident first"][0]
         with pytest.raises(AnalysisError, match="have changed since|not a file or folder|names no task"):
             analysis.task_of_run(run)
     with pytest.raises(AnalysisError, match="not the folder of a run"):
@@ -254,32 +254,32 @@ def test_other_task_than_the_runs_is_refused(run, tmp_path):
 def test_page_compares_two_runs(run, task, tmp_path):
     second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
     page = page_of(run, tmp_path, task=task, second=second)
-    assert "Against second" in page.sections["against"]
-    agreement = page.tables["Rows that the two have right"]
+    assert "Comparison with second" in page.sections["against"]
+    agreement = page.tables["Rows that both models, one, or neither predict correctly"]
     # Seed 3: only the second has rows 0, 2 and 5 right, only the first row 7, neither row 1; seed 4: the same error.
     assert agreement[1:] == [["3", "19", "1", "3", "1", "0.62"], ["4", "23", "0", "0", "1", "1"]]
-    assert page.tables["test scores of both, in percent"][1] == ["Macro-F1", "62.50", "17.68", "65.00", "7.07", "+2.50"]
-    assert list(page.tables["What differs"][1:]) == []
-    cost = page.tables["Cost of both, means over seeds"]
+    assert page.tables["test scores of both runs, in percent"][1] == ["Macro-F1", "62.50", "17.68", "65.00", "7.07", "+2.50"]
+    assert list(page.tables["Settings that differ"][1:]) == []
+    cost = page.tables["Cost of both runs, means over seeds"]
     assert cost[1] == ["run", "10", "4,000", "2.5e+09", "", "2.000"] and cost[2][0] == "second"
     record = json.loads((second / "results.json").read_text())
     record["arguments"]["learning_rate"] = 0.25
     write_json(second / "results.json", record)
-    differing = page_of(run, tmp_path, task=task, second=second).tables["What differs"]
+    differing = page_of(run, tmp_path, task=task, second=second).tables["Settings that differ"]
     assert differing[1:] == [["learning_rate", "0.5", "0.25"]]
-    whole = page.tables["accuracy of both, in percent"]
+    whole = page.tables["accuracy of both runs, in percent"]
     assert whole[1] == ["all", "24", "89.58", "93.75", "+4.17", "5.89"]
-    shown = "predictions of the seed in which they differ most, scores over all seeds"
-    better = page.tables[f"Where second is better than run: {shown}"]
+    shown = "predictions of the seed with the largest difference, scores over all seeds"
+    better = page.tables[f"Rows where second is better than run: {shown}"]
     assert better[0][2:] == ["seed", "gold", "run", "second", "accuracy: run", "accuracy: second"]
     assert {row[0]: row[6:] for row in better[1:]} == {
         **{"test-0": ["0.00", "0.50"], "test-2": ["0.50", "1.00"], "test-5": ["0.50", "1.00"]}
     }
-    worse = page.tables[f"Where second is worse than run: {shown}"]
+    worse = page.tables[f"Rows where second is worse than run: {shown}"]
     assert [row[0] for row in worse[1:]] == ["test-7"]
     # In the seed in which the two differ, the better run predicts gold.
     assert all(row[3] == row[5] != row[4] for row in better[1:]) and all(row[3] == row[4] != row[5] for row in worse[1:])
-    by_length = page.tables["accuracy of both by length of the text, in words, in percent"]
+    by_length = page.tables["accuracy of both runs by length of the text, in words, in percent"]
     assert sum(int(row[1]) for row in by_length[1:]) == 24 and by_length[0][2:4] == ["run", "second"]
     other = tlm_run(tmp_path / "other", make_task(test=23), {3: {1}}, [0.6])
     with pytest.raises(AnalysisError, match="must have the same task; run is on toy"):
@@ -473,11 +473,11 @@ def test_page_of_regression(tmp_path):
     run = kind_run(tmp_path / "run", task, {"test": lines})
     page = page_of(run, tmp_path, task=task, second=run)
     assert sum(tag == "circle" for tag, _ in page.tags) == 9
-    errors = page.tables["test: rows, the farthest off first"]
+    errors = page.tables["test: rows, the largest error first"]
     assert errors[1] == ["test-8", "a text of 8 words", "4", "4.8", "0.800"] and len(errors) == 10
     assert page.tables["test: absolute error by true number"][-1] == ["3.5 to 4", "2", "0.750"]
-    assert "Rows that the two have right" not in page.tables
-    assert page.tables["absolute error of both"][1] == ["all", "9", "0.40", "0.40", "+0.00"]
+    assert "Rows that both models, one, or neither predict correctly" not in page.tables
+    assert page.tables["absolute error of both runs"][1] == ["all", "9", "0.40", "0.40", "+0.00"]
 
 
 def test_page_of_question_answering(tmp_path):
@@ -492,7 +492,7 @@ def test_page_of_question_answering(tmp_path):
         {"id": "validation-1", "label": [], "prediction": "old", "probability": 0.7},
     ]
     page = page_of(kind_run(tmp_path / "run", task, {"validation": lines}), tmp_path, task=task)
-    errors = page.tables["validation: errors, the surest first"]
+    errors = page.tables["validation: errors, the most confident first"]
     assert errors[1][1:] == ["Who is new? / Vienna is old.", "(no answer)", "old", "0.700", "0.00"]
     assert errors[2][2:] == ["Vienna", "the Vienna is", "0.400", "0.67"]
     assert page.tables["validation: F1 by question word"][1:] == [["what", "1", "66.7%"], ["who", "1", "0.0%"]]
@@ -508,16 +508,16 @@ def test_page_of_tagging_and_multiple_choice(tmp_path):
     run = kind_run(tmp_path / "run", task, {"test": lines}, tables={"test": {"tags": table}})
     page = page_of(run, tmp_path, task=task)
     assert page.tables["test: tags"][1] == ["NN", "1", "50.0%", "25.0%", "33.3%"]
-    errors = page.tables["test: errors, the surest first"][1]
+    errors = page.tables["test: errors, the most confident first"][1]
     assert errors == ["test-0", "the cat ran", "cat: NN, ran: None", "cat: VB, ran: VB", "0.800", "0.33"]
-    assert page_of(run, tmp_path).tables["test: errors, the surest first"][1][1] == "2: NN, 3: None"
+    assert page_of(run, tmp_path).tables["test: errors, the most confident first"][1][1] == "2: NN, 3: None"
 
     rows = [{"context": "c", "question": "q?", "options": ["one", "two"], "label": 1}] * 2
     splits = {split: Dataset.from_list(rows) for split in ("train", "validation", "test")}
     task = task_from_datasets(TaskSpec(name="race", path="m", kind="multiple_choice"), splits)
     run = kind_run(tmp_path / "choice", task, {"test": classified(task, "test", {1})})
     page = page_of(run, tmp_path, task=task)
-    assert page.tables["test: errors, the surest first"][1][1:4] == ["q? / one | two / c", "B", "A"]
+    assert page.tables["test: errors, the most confident first"][1][1:4] == ["q? / one | two / c", "B", "A"]
 
 
 def test_pages_of_subsets_and_pretraining(task, corpus, tmp_path):
@@ -539,7 +539,7 @@ def test_pages_of_subsets_and_pretraining(task, corpus, tmp_path):
     # On the page of a run that used the subset.
     run = tlm_run(tmp_path / "run", task, {0: {0}}, [0.5], subset=json.loads(json.dumps(subset.manifest)))
     page = page_of(run, tmp_path, task=task)
-    assert "retrieved" not in page.sections and "Give --subsets" in (tmp_path / "report.html").read_text()
+    assert "retrieved" not in page.sections and "as --subsets" in (tmp_path / "report.html").read_text()
     assert "retrieved" in page_of(run, tmp_path, task=task, subsets={"BM25": subset}).sections
     record = json.loads((run / "results.json").read_text()) | {"command": f"train_tlm.py --subset {tmp_path / 'subset'}"}
     write_json(run / "results.json", record)
@@ -568,7 +568,7 @@ def test_pages_of_grids_and_few_shot_splits(task, tmp_path):
     write_json(tmp_path / "grid" / "grid.json", {"points": points, "chosen": {"folder": "points/lr-1"}})
     page = page_of(tmp_path / "grid", tmp_path, task=task)
     assert [row[0] + row[-1] for row in page.tables["Points of the grid"][1:]] == ["1chosen", "2"]
-    assert "test: errors, the surest first" in page.tables
+    assert "test: errors, the most confident first" in page.tables
 
     record = json.loads((point / "results.json").read_text())
     (split,) = record.pop("seeds")
@@ -577,8 +577,8 @@ def test_pages_of_grids_and_few_shot_splits(task, tmp_path):
     for seed in (0, 7):
         write_lines(tmp_path / "few" / f"split-{seed}" / "predictions" / "test.jsonl", classified(task, "validation", {1}))
     page = page_of(tmp_path / "few", tmp_path, task=task)
-    errors = page.tables["test: errors, the surest first, of split 0, the best on validation"]
-    assert errors[0][-1] == "wrong in splits (of 2)" and errors[1][1] == task.validation["text"][1]
+    errors = page.tables["test: errors, the most confident first (split 0, the best on validation)"]
+    assert errors[0][-1] == "wrong in (of 2 splits)" and errors[1][1] == task.validation["text"][1]
     assert any(caption.endswith("counts of 2 splits together") for caption in page.tables)
     texts = task.validation["text"][:]
 
@@ -591,7 +591,7 @@ def test_pages_of_grids_and_few_shot_splits(task, tmp_path):
 
     rare_in_task, rare_in_split = rare(task.train["text"][:]), rare(task.train["text"][:2])
     assert rare_in_task != rare_in_split and rare_in_task in page.sections["run"]
-    note = "Which texts split 0 learned from: examples.json in its folder is not there or damaged"
+    note = "The training examples of split 0: examples.json in its folder is missing or damaged"
     assert note in (tmp_path / "report.html").read_text(encoding="utf-8")
     write_json(tmp_path / "few" / "split-0" / "examples.json", {"train": task.train["id"][:2], "validation": []})
     write_json(tmp_path / "few" / "split-7" / "examples.json", {"train": task.train["id"][2:4], "validation": []})
@@ -605,7 +605,7 @@ def test_pages_of_grids_and_few_shot_splits(task, tmp_path):
     write_json(point / "results.json", record | {"arguments": {**record.get("arguments", {}), "train_fraction": 0.5}})
     page = page_of(point, tmp_path, task=task)
     source = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Which texts seed 0 learned from: train_ids.json in its folder is not there or damaged" in source
+    assert "The training examples of seed 0: train_ids.json in its folder is missing or damaged" in source
     every = page.sections["run"]
     write_json(point / "seed-0" / "train_ids.json", task.train["id"][:2])
     page = page_of(point, tmp_path, task=task)
@@ -658,7 +658,10 @@ def test_single_seed_runs_of_an_arm_are_shown_as_one_run(run, task, tmp_path, mo
     runpy.run_path(str(ROOT / "recipes/analyze.py"), run_name="__main__")
     text = (tmp_path / "first" / "analysis" / "report.md").read_text(encoding="utf-8")
     assert text.partition("\n\n")[2].strip() in capsys.readouterr().out and "| all | 24 |" in text
-    assert "of both by class, in percent**" in text and "**Rows that the two have right**" in text
+    assert (
+        "of both runs by class, in percent**" in text
+        and "**Rows that both models, one, or neither predict correctly**" in text
+    )
     assert not any(line in text for line in task.test["text"]), "no texts of the task"
 
     write_json(tmp_path / "first" / "seed-5" / "settings.json", {"task": task.name, "subset": None})

@@ -40,7 +40,7 @@ def page(run, tmp_path, **options):
 def test_verdict_names_both_runs_and_their_scores(run, task, tmp_path):
     second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
     ahead = "second is ahead of run in test Macro-F1 by 2.50 points: 65.00 for second, 62.50 for run."
-    sentence = f"{ahead} That is no more than the standard deviation of seeds (17.68)."
+    sentence = f"{ahead} That is no more than the standard deviation over seeds (17.68)."
     assert verdict((read_run(run), read_run(second))) == sentence
     source = page(run, tmp_path, task=task, second=second)
     head = source[: source.index("<nav")]
@@ -61,7 +61,7 @@ def test_verdict_on_runs_that_report_the_maximum(task, tmp_path):
     assert verdict((a, b)).startswith(ahead)
     assert verdict((a, c)).startswith("a is ahead of c in test Macro-F1 by 25.00 points")
     source = page(tmp_path / "a", tmp_path, second=tmp_path / "b")
-    table = source[source.index("test scores of both, in percent, the maximum of the seeds") :]
+    table = source[source.index("test scores of both runs, in percent, the maximum of the seeds") :]
     table = table[: table.index("</table>")]
     assert [cell for cell in ("80.00", "70.00", "-10.00") if cell in table] == ["80.00", "70.00", "-10.00"]
     assert "in percent, the maximum" not in page(tmp_path / "a", tmp_path, second=tmp_path / "c")
@@ -84,12 +84,16 @@ def test_verdict_says_whether_the_lead_may_be_chance(task, tmp_path):
     ]
     lead = lead_of(*predictions, "macro_f1", np.arange(len(labels)))
     assert lead == paired_bootstrap(scorers[1], scorers[0], len(labels)) and not lead.sure
-    assert verdict(both, lead).endswith(f"(17.68). The lead may be chance of these texts ({lead.interval}).")
-    assert verdict(both[::-1], lead.reversed).endswith(f"The lead may be chance of these texts ({lead.interval}).")
-    assert verdict(both, Lead(0.03, 0.01, 0.04)).endswith("more than chance of these texts (95% interval 1.00 to 4.00).")
+    assert verdict(both, lead).endswith(f"(17.68). The lead may be due to the choice of these texts ({lead.interval}).")
+    assert verdict(both[::-1], lead.reversed).endswith(
+        f"The lead may be due to the choice of these texts ({lead.interval})."
+    )
+    assert verdict(both, Lead(0.03, 0.01, 0.04)).endswith(
+        "more than the choice of these texts explains (95% interval 1.00 to 4.00)."
+    )
     source = page(first, tmp_path, second=second)
-    assert f"The lead may be chance of these texts ({lead.interval})." in source[: source.index("<nav")]
-    assert f"would be {100 * lead.low:+.2f} to {100 * lead.high:+.2f} points: 95% of 1,000 resamples" in source
+    assert f"The lead may be due to the choice of these texts ({lead.interval})." in source[: source.index("<nav")]
+    assert f"Macro-F1: {100 * lead.low:+.2f} to {100 * lead.high:+.2f} points, over 1,000 resamples" in source
     # The rows of the second run in another order.
     lines = [json.loads(line) for line in (second / "seed-3/predictions/test.jsonl").read_text().splitlines()]
     for seed in (3, 4):
@@ -107,7 +111,7 @@ def test_lead_needs_predictions_of_the_scored_split_and_seeds(task, tmp_path):
         (second / f"seed-{seed}" / "predictions" / "test.jsonl").unlink()
         source = page(first, tmp_path, second=second)
         head = source[: source.index("<nav")]
-        assert "ahead of first in test" in head and "chance of these texts" not in head
+        assert "ahead of first in test" in head and "choice of these texts" not in head
         assert "1,000 resamples" in source and f"rows of {'test' if seed == 3 else 'validation'};" in source
 
 
@@ -175,21 +179,21 @@ def test_run_is_compared_with_a_baseline(run, task, tmp_path):
     source = page(run, tmp_path, task=task, second=tmp_path / "linear")
     score = 100 * baselines["linear"].scores["test"]["macro_f1"]
     head = source[: source.index("<nav")]
-    assert f"{score:.2f} for linear, 62.50 for run" in head and "chance of these texts" in head
+    assert f"{score:.2f} for linear, 62.50 for run" in head and "choice of these texts" in head
     assert f"<dt>test Macro-F1: linear</dt><dd>{score:.2f} %" in head
-    table = source[source.index("Rows that the two have right") :]
+    table = source[source.index("Rows that both models, one, or neither predict correctly") :]
     table = table[: table.index("</table>")]
     assert [f'<th scope="row" dir="auto">{seed}</th>' in table for seed in (3, 4)] == [True, True]
-    assert "num_train_epochs" not in source[source.index("What differs") : source.index("test scores of both")]
+    assert "num_train_epochs" not in source[source.index("Settings that differ") : source.index("test scores of both")]
     other = page(tmp_path / "linear", tmp_path, second=run)
-    table = other[other.index("Rows that the two have right") :]
+    table = other[other.index("Rows that both models, one, or neither predict correctly") :]
     rows = [f'<th scope="row" dir="auto">{seed}</th>' in table[: table.index("</table>")] for seed in (3, 4)]
     assert rows == [True, True]
     # Baselines are not random: there is no difference between seeds to mention.
     both = page(tmp_path / "majority", tmp_path, second=tmp_path / "linear")
-    assert "chance of these texts" in both[: both.index("<nav")] and "one seed" not in both[: both.index("<nav")]
+    assert "choice of these texts" in both[: both.index("<nav")] and "one seed" not in both[: both.index("<nav")]
     single = tlm_run(tmp_path / "single", task, {3: {1}}, [0.6])
-    assert "Of one seed: how much" in page(single, tmp_path, second=tmp_path / "linear")
+    assert "It has one seed, so the variation" in page(single, tmp_path, second=tmp_path / "linear")
     (tmp_path / "all").mkdir()
     shutil.copytree(tmp_path / "linear", tmp_path / "all" / "linear")
     assert f"{score:.2f} for all, 62.50 for run" in page(run, tmp_path, task=task, second=tmp_path / "all")
@@ -210,7 +214,7 @@ def test_run_is_compared_with_a_baseline(run, task, tmp_path):
 
 def test_verdict_on_single_seeds_and_on_runs_of_the_same_name(task, tmp_path):
     a, b = (read_run(tlm_run(tmp_path / name / "run", task, {3: {1}}, [score])) for name, score in (("a", 0.6), ("b", 0.7)))
-    unknown = "Of one seed each: how much seeds differ is not known."
+    unknown = "Both have one seed, so the variation between seeds is not known."
     assert (
         verdict((a, b))
         == f"b/run is ahead of a/run in test Macro-F1 by 10.00 points: 70.00 for b/run, 60.00 for a/run. {unknown}"
@@ -222,7 +226,7 @@ def test_differences_are_shown_for_the_seed_with_the_most(run, task, tmp_path):
     """Row 9 is wrong only in seed 4 of the second run."""
     second = tlm_run(tmp_path / "second", task, {3: {0, 1, 2, 5}, 4: {0, 9}}, [0.6, 0.7])
     source = page(run, tmp_path, second=second)
-    start = source.index("Where second is worse than run: predictions of the seed in which they differ most")
+    start = source.index("Rows where second is worse than run: predictions of the seed with the largest difference")
     rows = source[start : source.index("</table>", start)]
     assert rows.count("<tr>") == 2 and rows.index(">test-9<") < rows.index(">4<")
 
@@ -256,22 +260,22 @@ def test_page_of_a_subset_has_its_content_and_its_command(task, corpus_rows, tmp
 
 
 def test_texts_shared_with_training_are_shown(run, tmp_path):
-    assert "Texts that training has too" not in page(run, tmp_path)
+    assert "Texts also in the training split" not in page(run, tmp_path)
     record = json.loads((run / "results.json").read_text())
     (run / "results.json").write_text(json.dumps(record | {"texts_also_in_train": {"validation": 0, "test": 1234}}))
     source = page(run, tmp_path)
-    assert "Texts that training has too" in source and "test 1,234" in source and "validation 0" not in source
+    assert "Texts also in the training split" in source and "test 1,234" in source and "validation 0" not in source
 
 
 def test_sampled_splits_are_shown(run, tmp_path):
     record = json.loads((run / "results.json").read_text())
     for found, said in (({"examples": 1000, "of": 26006}, True), ({"examples": "<b>", "of": None}, False)):
         (run / "results.json").write_text(json.dumps(record | {"train_sampled": found}))
-        assert ("1,000 of 26,006, of every class its share" in page(run, tmp_path)) is said
+        assert ("1,000 of 26,006, stratified by class" in page(run, tmp_path)) is said
     chosen = {"validation_sampled": {"examples": 100, "of": 3343}}
     (run / "results.json").write_text(json.dumps(record | chosen))
     source = page(run, tmp_path)
-    assert "Validation examples" in source and "100 of 3,343, of every class its share" in source
+    assert "Validation examples" in source and "100 of 3,343, stratified by class" in source
 
 
 def test_dropped_and_repeated_rows_are_shown(run, tmp_path):
@@ -296,8 +300,8 @@ def test_share_of_rare_words_is_shown(tmp_path):
     source = page(run, tmp_path, task=task, options=options)
     facts = source[source.index("Kind of run") : source.index("</dl>", source.index("Kind of run"))]
     # Of the eight words of a test split, "cell" is in one training text and "meets" in none.
-    assert "Words that fewer than 2 training texts have" in facts and "test 25.0% (in none: 12.5%)" in facts
-    assert "training texts have" not in page(run, tmp_path)  # The page has no task.
+    assert "Words in fewer than 2 training texts" in facts and "test 25.0% (in none: 12.5%)" in facts
+    assert "Words in fewer" not in page(run, tmp_path)  # The page has no task.
 
 
 def test_command_of_a_selection_has_every_option_of_the_manifest(task, corpus_rows, tokenizer):

@@ -17,7 +17,7 @@ def words(text):
 def test_words_shared_by_query_and_passage_are_marked(task, corpus):
     subset = retrieve(task, corpus, top_k=3)
     table = retrieved_table(subset, task, 500)
-    assert "words that both have are marked" in table.caption and len(table.rows) == len(subset)
+    assert "shared words are marked" in table.caption and len(table.rows) == len(subset)
     for _, query, passage, *_ in table.rows:
         assert query.text in task.train["text"][:] and passage.text in subset.dataset["text"][:]
         for cell, other in ((query, passage), (passage, query)):
@@ -35,9 +35,9 @@ def test_texts_of_another_task_with_equal_ids_are_not_shown(task, corpus, tmp_pa
     assert cells <= set(task.train["id"])
     subset.save(tmp_path / "subset")
     page = write_report(tmp_path / "subset", tmp_path / "report.html", task=other).read_text(encoding="utf-8")
-    assert "Give --task, the one that they were retrieved for" in page and "quite another text" not in page
+    assert "Pass the task that these were retrieved for as --task" in page and "quite another text" not in page
     page = write_report(tmp_path / "subset", tmp_path / "report.html", task=task).read_text(encoding="utf-8")
-    assert "Give --task" not in page and "<mark>" in page
+    assert "as --task" not in page and "<mark>" in page
 
 
 def test_marked_texts_are_cut_counted_and_escaped(task, corpus, tmp_path):

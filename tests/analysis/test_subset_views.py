@@ -279,7 +279,7 @@ def test_case_studies_in_markdown(task):
     assert study.passages[0].text[:3] == [("The <b>", False), ("gene", True), ("</b> $x$ *", False)]
     assert case_studies_to_markdown([study]) == (
         "### 1\n\n> **Task text** q1: **Gene** \\& **blocks**\n>\n"
-        "> **Passage**, rank 2, score 1.2, hit by 1 query (p\\|1, from s\\*): "
+        "> **Passage**, rank 2, score 1.2, found by 1 query (p\\|1, from s\\*): "
         "The \\<b\\>**gene**\\</b\\> \\$x\\$ \\***blocks**\\* the_gene\n"
     )
 

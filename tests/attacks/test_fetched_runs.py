@@ -132,7 +132,7 @@ def test_report_fetches_nothing_that_the_run_names(hub, run_and_record, tmp_path
     record |= {"command": command.format(folder=tmp_path), "subset": manifest}
     (run / "results.json").write_text(json.dumps(record))
     page = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert not hub.log and "Give --task" in page and "Give --subsets" in page
+    assert not hub.log and "as --task" in page and "as --subsets" in page
 
 
 def test_report_ignores_local_paths_named_by_a_fetched_run(run_and_record, tmp_path, monkeypatch):
@@ -142,11 +142,11 @@ def test_report_ignores_local_paths_named_by_a_fetched_run(run_and_record, tmp_p
     monkeypatch.setattr("hf_tlm.analysis.report.run_folder.AnalyzedTask.load", lambda self: task)
     (tmp_path / "data").mkdir()
     (run / "results.json").write_text(json.dumps(record | {"command": f"train_tlm.py --task {tmp_path / 'data'}"}))
-    assert "Give --task" not in write_report(run, tmp_path / "own.html").read_text(encoding="utf-8")
+    assert "as --task" not in write_report(run, tmp_path / "own.html").read_text(encoding="utf-8")
     (run / FETCHED_FILE).write_text("{}")
     page = write_report(run, tmp_path / "foreign.html").read_text(encoding="utf-8")
-    assert "Give --task" in page and "The run came from the Hub" in page
-    assert "Give --task" not in write_report(run, tmp_path / "given.html", task=task).read_text(encoding="utf-8")
+    assert "as --task" in page and "The run is from the Hub" in page
+    assert "as --task" not in write_report(run, tmp_path / "given.html", task=task).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("place", ["../elsewhere", "/etc", "points/../../elsewhere"])

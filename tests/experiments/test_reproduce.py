@@ -410,7 +410,7 @@ def test_invalid_table_is_refused_before_any_step(work, finished_table, tmp_path
     with pytest.raises(ConfigError, match="Unknown key 'rho_1'"):
         reproduce(plan)
     changed = plan_of_arms(work, finished_table[0], budget={"max_steps": 3})
-    with pytest.raises(ReproductionError, match="created with other settings .max_steps: 2 there, 3 requested"):
+    with pytest.raises(ReproductionError, match="created with other settings .max_steps: 2 in the folder, 3 requested"):
         reproduce(changed)
     with pytest.raises(TaskError, match="nosuch"):
         reproduce(replace(plan, phases=((Step("train_tlm", "a/b/seed-0", "nosuch", arm=Arm("b")),),)))
@@ -677,7 +677,9 @@ def test_runs_on_other_subsets_or_data_are_refused(work, tmp_path, faked):
     more = tmp_path / "more.yaml"
     more.write_text("retrieve: {top_k: 5}")
     changed = plan_of_arms(work, tmp_path / "out", ["BM25"], seeds=[0, 1], files=[str(work / "options.yaml"), str(more)])
-    with pytest.raises(ReproductionError, match="subsets/bm25 was created with other settings .top_k: 4 there, 5 requested"):
+    with pytest.raises(
+        ReproductionError, match="subsets/bm25 was created with other settings .top_k: 4 in the folder, 5 requested"
+    ):
         reproduce(changed)
     (tmp_path / "out/preparations/scierc.subsets.bm25.json").unlink()
     with pytest.raises(

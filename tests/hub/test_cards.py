@@ -52,9 +52,9 @@ def test_card_describes_the_run():
         "trained from scratch",
         "| test, this seed | 52.00 | 52.00 |",
         "| test, mean ± std of 2 seeds | 51.00 ± 1.00 | 51.00 ± 1.00 |",
-        "the best of 2 on validation",
+        "the best of 2 seeds on validation",
         "23,782 of 409,154 passages",
-        "the top 50 of each training text",
+        "the top 50 for each training text",
         "Stage 1: 160 steps, 3 corpus batches for each task batch",
         "15% of tokens masked",
         "9e+12 FLOPs",
@@ -74,30 +74,37 @@ def test_lead_over_the_linear_model_is_reported():
         {"name": name, "scores": scores, "lead": {"validation": {**lead, "difference": 0.5}, "test": lead}}
         for name in ("majority class", "linear")
     ]
-    points = "is -3.34 points from the linear model's; in 95% of resamples of these texts (paired bootstrap)"
-    sentence = f"On test the mean Micro-F1 of 2 seeds {points}"
+    points = "differs from that of the linear model by -3.34 points (95% interval over resampled texts, paired bootstrap:"
+    sentence = f"On test, the mean Micro-F1 of 2 seeds {points}"
     seed_records = [record for record in RUN["seeds"] if record["seed"] == 1]
-    assert f"On test the Micro-F1 {points} -8.90" in tlm_card(RUN | {"baselines": baselines, "seeds": seed_records}, 1)
+    assert f"On test, the Micro-F1 {points} -8.90" in tlm_card(RUN | {"baselines": baselines, "seeds": seed_records}, 1)
     card = tlm_card(RUN | {"baselines": baselines}, 1)
-    assert card.count(f"{sentence} -8.90 to +1.74.") == 1 and "+50.00" not in card
-    assert "| test, linear model on TF-IDF | 40.00 | 40.00 |\n\nOn test" in card
+    assert card.count(f"{sentence} -8.90 to +1.74).") == 1 and "+50.00" not in card
+    assert "| test, linear model on TF-IDF | 40.00 | 40.00 |\n\nOn test," in card
     without = [{name: value for name, value in seed_records.items() if name != "lead"} for seed_records in baselines]
     assert "paired bootstrap" not in tlm_card(RUN | {"baselines": without}, 1)
 
 
 def test_held_out_splits_are_reported():
     card = tlm_card(RUN | {"held_out": {"validation": 0.1, "test": 0.05}}, 1)
-    assert "The validation and test splits were held out of the task's table, which had none: 10%, 5% of the texts" in card
-    assert "The test split was held out" in tlm_card(RUN | {"held_out": {"test": 0.1}}, 1)
+    assert (
+        "The task's data had no validation and test split: 10% and 5% of the texts of each class were held out for them"
+        in card
+    )
+    assert "no test split: 10% of the texts of each class were held out for it, with identical" in tlm_card(
+        RUN | {"held_out": {"test": 0.1}}, 1
+    )
 
 
 def test_sampled_splits_are_reported():
     card = tlm_card(RUN | {"train_sampled": {"examples": 1000, "of": 26006}}, 1)
-    assert " It was trained on 1,000 of the 26,006 examples of the training split, of every class its share." in card
-    assert "validation split is" not in card
+    assert " It was trained on 1,000 of the 26,006 examples of the training split, a sample stratified by class." in card
+    assert "It was validated on" not in card
     both = {"train_sampled": {"examples": 1000, "of": 26006}, "validation_sampled": {"examples": 100, "of": 3343}}
-    sentence = "its share. Its validation split is 100 of 3,343 examples, of every class its share."
-    assert sentence in tlm_card(RUN | both, 1) and sentence.removeprefix("its share.") in tlm_card(
+    sentence = (
+        "by class. It was validated on 100 of the 3,343 examples of the validation split, a sample stratified by class."
+    )
+    assert sentence in tlm_card(RUN | both, 1) and sentence.removeprefix("by class.") in tlm_card(
         RUN | {"validation_sampled": both["validation_sampled"]}, 1
     )
 
@@ -144,8 +151,18 @@ def test_card_of_a_model_with_own_code_says_trust_remote_code():
     "objective,clm,present,absent",
     [
         ("electra", None, "The body alone is in the subfolder `discriminator`", "PreTraining"),
-        ("cocolm", "full", "heads for corrective language modelling beside it in `clm_heads.safetensors`", "`mlm`"),
-        ("cocolm", "rtd", "in the subfolder `discriminator`, its head for replaced tokens beside it", "`mlm`"),
+        (
+            "cocolm",
+            "full",
+            "heads for corrective language modelling in `clm_heads.safetensors` of the same subfolder",
+            "`mlm`",
+        ),
+        (
+            "cocolm",
+            "rtd",
+            "in the subfolder `discriminator`, its head for replaced tokens in `rtd_head.safetensors`",
+            "`mlm`",
+        ),
     ],
 )
 def test_card_of_a_composite_without_stock_heads(objective, clm, present, absent):
@@ -162,11 +179,11 @@ def test_card_of_a_composite_without_stock_heads(objective, clm, present, absent
 @pytest.mark.parametrize(
     "options,said",
     [
-        ({}, "steps on the task loss alone, best"),
-        ({"stage2_rho2": 0.5}, "steps on the task loss and 0.5 x masked-LM loss, best"),
-        ({"stage2_rdrop": 1.0, "stage2_label_smoothing": 0.1}, "alone (R-Drop of weight 1, label smoothing 0.1), best"),
-        ({"stage2_class_balance": 1.0}, "alone (classes weighed by their frequency to the power of -1), best"),
-        ({"stage2_ema_decay": 0.99}, "The weights are an exponential average over its steps (decay 0.99)."),
+        ({}, "steps on the task loss alone, keeping the"),
+        ({"stage2_rho2": 0.5}, "steps on the task loss and 0.5 x masked-LM loss, keeping the"),
+        ({"stage2_rdrop": 1.0, "stage2_label_smoothing": 0.1}, "alone (R-Drop with weight 1, label smoothing 0.1), keeping"),
+        ({"stage2_class_balance": 1.0}, "alone (classes weighted by their frequency to the power of -1), keeping"),
+        ({"stage2_ema_decay": 0.99}, "The weights are an exponential average over the steps of stage 2 (decay 0.99)."),
     ],
 )
 def test_losses_of_stage_2_are_reported(options, said):
@@ -191,11 +208,11 @@ def test_code_for_pairs_of_texts_passes_a_pair():
 
 def test_texts_shared_with_training_and_precision_are_reported():
     run = copy.deepcopy(RUN)
-    assert "training split too" not in tlm_card(run, 1) and "precision" not in tlm_card(run, 1)
+    assert "also in the training split" not in tlm_card(run, 1) and "precision" not in tlm_card(run, 1)
     run["texts_also_in_train"] = {"validation": 0, "test": 1052}
     run["arguments"]["bf16"] = True
     card = tlm_card(run, 1)
-    assert "may do worse. 1,052 texts of the test split are in the training split too.\n" in card
+    assert "lower scores. 1,052 texts of the test split are also in the training split.\n" in card
     assert "83 seconds on a CPU, in mixed precision (bf16)." in card
 
 
@@ -203,56 +220,64 @@ def test_energy_and_co2_are_reported():
     run = copy.deepcopy(RUN)
     run["arguments"]["energy_country"] = "FRA"
     cost = run["seeds"][1]["cost"] = {**COST, "energy_kwh": 0.25, "estimated_kwh": 0.05}
-    assert "0.25 kWh of electricity by codecarbon (20% of it estimated)." in tlm_card(run, 1)
+    assert "0.25 kWh of electricity according to codecarbon (20% of it estimated)." in tlm_card(run, 1)
     cost["co2_kg"] = 0.014
-    assert "estimated), 0.014 kg of CO2 by the energy mix of FRA." in tlm_card(run, 1)
+    assert "estimated), which is 0.014 kg of CO2 with the energy mix of FRA." in tlm_card(run, 1)
 
 
 @pytest.mark.parametrize(
     "change,present,absent",
     [
         ({}, "A masked language model, pretrained from scratch on the corpus `wiki`", "generator"),
-        ({}, "On 1,000 blocks of documents that were kept from training (0.5% of the corpus", "| loss |"),
-        ({"arguments": {"total_batch_tokens": 4096}}, "460 steps of blocks of 4,096 tokens together; the texts", "1024"),
-        ({}, "460 steps of 1024 blocks; the texts one after the other, cut every 128 tokens. 15% of the tokens", "None"),
-        ({"arguments": {"objective": "electra"}}, "at temperature 0.8; its loss plus 50 times", "ALE"),
+        ({}, "Measured on 1,000 blocks of documents that were held out from training (0.5% of the corpus", "| loss |"),
+        ({"arguments": {"total_batch_tokens": 4096}}, "460 steps of 4,096 tokens in blocks; the texts", "1024"),
+        ({}, "460 steps of 1024 blocks; the texts were concatenated and cut every 128 tokens. 15% of the tokens", "None"),
+        (
+            {"arguments": {"objective": "electra"}},
+            "at temperature 0.8. Loss: masked-LM loss of the auxiliary model + 50 x replaced",
+            "ALE",
+        ),
         (
             {"arguments": COCO_LM},
             "loss of the auxiliary model + 50 x copy loss + language modelling loss + sequence",
             "ELECTRA",
         ),
-        ({"arguments": COCO_LM}, "corrects the tokens of a text that were replaced by a shallower masked", "not learn"),
+        (
+            {"arguments": COCO_LM},
+            "trained to correct the tokens of a text that were replaced by a shallower masked",
+            "not learn",
+        ),
         (
             {"arguments": {**COCO_LM, "clm": "rtd", "scl": False}},
-            "+ 50 x replaced token detection is learned",
+            "+ 50 x replaced token detection. Peak",
             "contrastive",
         ),
         ({"arguments": {**COCO_LM, "clm": "all_token"}}, "model + language modelling loss of all tokens + seq", "50 x"),
         ({"arguments": {**COCO_LM, "stop_gradient": False}}, "(which trains the copy head too) + seq", "without the copy"),
-        ({"arguments": COCO_LM}, "+ sequence contrastive loss (crops of 90%, temperature 1) is learned", "projection"),
+        ({"arguments": COCO_LM}, "+ sequence contrastive loss (crops of 90%, temperature 1). Peak", "projection"),
         ({"arguments": {**COCO_LM, "scl_projection": "mlp"}}, "temperature 1, a projection head)", "None"),
         ({"arguments": COCO_LM, "model": {"replacements": "random"}}, "and replaced by random tokens", "at temperature"),
         ({"arguments": {"objective": "ale"}}, "on an ALBERT body, called ALE", "fill-mask"),
         ({"model": {"model_name_or_path": "bert"}}, "trained further from `bert`", "from scratch on"),
-        ({"blocks": {"blocks": "sentences"}}, "whole sentences, as many as fit into 128 tokens", "cut every"),
+        ({"blocks": {"blocks": "sentences"}}, "a block has as many complete sentences as fit into 128 tokens", "cut every"),
         ({"corpus": {"blocks": None}}, "(fingerprint `0123`).", "5,000"),
-        ({"corpus": {"bad_files": {"a.parquet": "broken"}}}, "1 files could not be read", "None"),
-        ({"validation": {}}, "Nothing was kept from training", "documents that were"),
+        ({"corpus": {"bad_files": {"a.parquet": "broken"}}}, "; 1 file could not be read and was left out. Whether", "None"),
+        ({"validation": {}}, "no documents were held out from training", "Measured on"),
         ({"model": {**PRETRAINED["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "None"),
         (
             {"model": {**PRETRAINED["model"], "weight_init": "width", "lm_head_init": "frequencies"}},
-            "sqrt(768 / width). The output bias started at the log frequencies of the tokens in the blocks",
+            "sqrt(768 / width). The output bias was initialised with the log frequencies of the tokens in the blocks",
             "spectral",
         ),
         (
             {"model": {**PRETRAINED["model"], "attention_init": "neighbors"}},
-            "heads at neighbouring tokens. This is an addition of hf_tlm",
+            "heads to attend to neighbouring tokens. This initialisation is an addition of hf_tlm",
             "None",
         ),
         ({}, "13,500,000 parameters in training;", "LoRA"),
         (
             {"model": {**PRETRAINED["model"], "use_peft": True, "lora_r": 8}, "trained_parameters": 20_000},
-            "by a LoRA adapter (rank 8), which these weights have merged in and the subfolder `adapter` holds by itself. "
+            "with a LoRA adapter (rank 8) that is merged into these weights and also saved in the subfolder `adapter`. "
             "13,500,000 parameters in training, 20,000 of them trained",
             "None",
         ),
@@ -325,7 +350,11 @@ def test_card_of_a_prompted_model():
         "- `good` for the class `p|s`" in card and "`{text} It was {mask}.`" in card and "| test | 52.00 | 52.00 |" in card
     )
     assert "**and the 16 training examples of each class**" in card and "| test, linear model on TF-IDF | 40.00 |" in card
-    assert "test is the task's validation split" in card and "of 2 trainings" in card and "step 300 of 1000" in card
+    assert (
+        "the test scores are on the task's validation split" in card
+        and "of 2 trainings" in card
+        and "step 300 of 1000" in card
+    )
     pairs = card_of_a_prompted_model("{text:bare}? {mask}, {text_pair:lower}", demonstrations=False)
     assert '"text_pair": ["Its second text."]' in pairs and "training examples of each class**" not in pairs
 
@@ -368,17 +397,21 @@ def test_every_card_has_its_metadata_and_sections(name):
 
 
 @pytest.mark.parametrize(
-    "method, said", [("confidence", "a teacher is most certain"), ("disagreement", "teachers differ most")]
+    "method, said",
+    [("confidence", "how certain a teacher is of them"), ("disagreement", "how much teachers differ on them")],
 )
 def test_selection_by_a_teacher_is_reported(method, said):
     """The selection depends on labels; the teacher's name and licence are on the subset's card."""
     teacher = {"model": "x`y", "teachers": [{"name": "me/<b>", "revision": "0f", "license": "mit"}]}
     selection = {**SELECTION, "method": method, "teacher": teacher}
     card = tlm_card(with_objective("mlm", subset={**CHOSEN, "selection": selection}), 1)
-    assert f"kept, where {said}, of 23,782 that were found. The labels that the teacher `x'y` has learned from" in card
+    assert (
+        f"selected from the 23,782 passages found by {said}. This selection depends on the labels that the teacher `x'y`"
+        in card
+    )
     card = subset_card({**FEWER, "selection": selection}, REPORT, INFO, engine="bm25", selection="in words")
     assert "`teacher_score`" in card and "`x'y`" in card and "`me/<b>` at revision `0f`: licence `mit`." in card
-    assert "The labels that the teacher has learned from had a part in that." in card
+    assert "This selection depends on the labels that the teacher was trained with." in card
 
 
 def test_oldest_transformers_depends_on_the_model_type():
@@ -389,11 +422,11 @@ def test_oldest_transformers_depends_on_the_model_type():
 
 def test_selection_by_influence_is_reported_with_its_use_of_labels():
     card = tlm_card(with_objective("mlm", subset=CHOSEN), 1)
-    assert "kept, of 23,782 that were found, by their influence" in card and "@inproceedings{wang2023" in card
+    assert "selected from the 23,782 passages found by their influence" in card and "@inproceedings{wang2023" in card
     assert "Labels were not used" not in card and "labels of the validation examples" in card
     assert "iss" in ModelCard(card).data.tags
-    assert "The labels of the validation examples had a part" in CARDS["subset_iss"]()
-    assert "The labels of the validation" not in CARDS["subset_bm25"]()
+    assert "This selection used the labels of the validation examples." in CARDS["subset_iss"]()
+    assert "labels of the validation" not in CARDS["subset_bm25"]()
 
 
 SHA = "0123456789" * 4
@@ -465,7 +498,7 @@ def test_size_category_of_a_number_of_rows(rows, name):
 def test_masking_is_reported():
     run = with_objective("mlm")
     run["arguments"] |= {"mlm_probability": 0.3, "mlm_probability_end": 0.15, "whole_word_mask": True}
-    assert "; 30% (in the end 15%) of tokens, those of a word together, masked." in tlm_card(run, 1)
+    assert "; 30% (15% at the end) of tokens masked (all tokens of a word together)." in tlm_card(run, 1)
 
 
 def test_published_card_has_repo_license_language_and_dataset(name="tlm_mlm"):
@@ -474,7 +507,10 @@ def test_published_card_has_repo_license_language_and_dataset(name="tlm_mlm"):
     chosen = published_card(card, "me/model", license="mit", language="de", dataset="me/passages@abc")
     data = ModelCard(chosen).data
     assert (data.license, data.language, data.datasets) == ("mit", "de", ["me/passages"])
-    assert "`mit` for this repository" in chosen and "No licence was chosen" not in chosen
+    assert (
+        "This repository has the licence `mit`. The licences of the data also apply." in chosen
+        and "No licence was chosen" not in chosen
+    )
     assert "datasets/me/passages/tree/abc) at revision `abc`." in chosen and "not recorded" not in chosen
     before, after = (yaml.safe_load(text.split("---")[1]) for text in (card, chosen))
     assert {name: after[name] for name in before} == before and after["language"] == "de"

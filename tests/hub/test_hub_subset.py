@@ -304,8 +304,8 @@ class TestReleasedSubsets:
         assert "rows without a text | 2 left out" in report and "None" not in report.replace("> None", "")
         loaded.save(tmp_path / "saved", report=report)
         card = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")
-        assert "The authors of TLM retrieved these passages" in card and "2 rows without a text" in card
-        assert "`rank` is the released file's" in card and "`None`" not in card
+        assert "The authors of TLM retrieved these passages" in card and "2 rows without text were left out" in card
+        assert "`rank` is that of the released file" in card and "`None`" not in card
         assert metadata(card)["source_datasets"] == ["yxchar/chemprot-tlm"]
         again = Subset.load(tmp_path / "saved")
         assert rows(again) == rows(loaded) and again.manifest == loaded.manifest

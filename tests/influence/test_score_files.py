@@ -147,14 +147,14 @@ def test_other_settings_are_refused(task_rows, subset_rows, tokenizer, tmp_path)
     score_all(task_rows, subset_rows, FakeScorer(tokenizer), folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(
-        InfluenceError, match=r"layer \(2 there, 0 now\), scorer .*Choose another --work_dir for this selection"
+        InfluenceError, match=r"layer \(2 in the folder, 0 now\), scorer .*Choose another --work_dir for this selection"
     ):
         score_all(task_rows, subset_rows, FakeScorer(tokenizer, layer=0), folder)
     with pytest.raises(InfluenceError, match=r"subset \("):
         score_all(task_rows, subset_rows.select(range(59)), FakeScorer(tokenizer), folder, process_index=1, num_processes=2)
     with pytest.raises(InfluenceError, match=r"task \("):
         score_all(task_rows.select(range(20)), subset_rows, FakeScorer(tokenizer), folder)
-    with pytest.raises(InfluenceError, match=r"task_batch_size \(5 there, 4 now\)"):
+    with pytest.raises(InfluenceError, match=r"task_batch_size \(5 in the folder, 4 now\)"):
         score(task_rows, subset_rows, FakeScorer(tokenizer), folder, task_batch_size=4)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     for content in ("{", "[]"):

@@ -221,7 +221,7 @@ def test_score_model_is_described_in_the_summary(task, subset, by_influence):
 
 def test_control_methods_are_described(task, subset):
     found = select(task, subset, method="dsir", num_passages=10, seed=3)
-    settings = "passages asked for 10, num buckets 10,000, seed 3"
+    settings = "passages requested 10, num buckets 10,000, seed 3"
     description = f"10 of {len(subset)} passages by n-gram importance resampling, DSIR ({settings})"
     assert f"selected: {description}" in found.summary() and f"Selection: {description}." in retrieval_report(found)
     assert "## Influence" not in retrieval_report(found)
@@ -258,7 +258,7 @@ def test_input_subset_is_unchanged(task, subset):
         ({"fraction": 0.2, "scorer": None}, "needs a scorer"),
         ({"fraction": 0.2, "method": "confidence"}, "needs the scores of a teacher for the .* passages, .* received none"),
         ({"fraction": 0.2, "max_length": 2}, "the length is the scorer's to refuse"),
-        ({"fraction": 1.0, "max_length": 32}, "55 of 57 have a score: 2 have no token that can be masked"),
+        ({"fraction": 1.0, "max_length": 32}, "55 of 57 have a score; without a token that can be masked: 2,"),
     ],
 )
 def test_invalid_options_are_refused(task, subset, scorer, tmp_path, options, message):

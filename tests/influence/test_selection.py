@@ -143,7 +143,9 @@ def test_classes_have_equal_shares():
 def test_too_few_scored_passages_are_refused():
     scores = np.ones((5, 2))
     scores[3] = np.nan
-    with pytest.raises(InfluenceError, match="5 passages were asked for, and 4 of 5 have a score: 1 have no token"):
+    with pytest.raises(
+        InfluenceError, match="5 passages were asked for, and 4 of 5 have a score; without a token that can be masked: 1"
+    ):
         select_rows(scores, num_passages=5)
     with pytest.raises(InfluenceError, match="None of the 5 passages has a score"):
         select_rows(np.full((5, 2), np.nan), top_k=1)
@@ -162,7 +164,7 @@ def test_nonfinite_scores_are_left_out_and_counted(wild, caplog):
         if "corpus_batch_size" not in options:
             assert found.rows.tolist() == select_rows(finite, **options).rows.tolist()
     assert "1 of 6 passages have scores that are not finite" in caplog.text
-    with pytest.raises(InfluenceError, match="1 have no token that can be masked, and the scores of 1 are not finite"):
+    with pytest.raises(InfluenceError, match="without a token that can be masked: 1, with a score that is not finite: 1."):
         select_rows(scores, num_passages=5)
 
 

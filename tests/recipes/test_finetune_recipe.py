@@ -41,7 +41,7 @@ def run_here(monkeypatch, capsys, *arguments):
 def test_two_processes_compute_the_results_of_one_and_predict(work, base, tmp_path, monkeypatch, capsys):
     one = run_here(monkeypatch, capsys, *finetune_command(work, base, tmp_path / "one", "--seeds", "0", "1", "--report"))
     page = (tmp_path / "one/analysis/report.html").read_text(encoding="utf-8")
-    assert "validation: errors, the surest first" in page and 'id="scores"' in page and "What is missing" not in page
+    assert "validation: errors, the most confident first" in page and 'id="scores"' in page and "What is missing" not in page
     assert "validation  macro_f1" in one and "over 2 seeds" in one
     predict = ["--predict", work / "task" / "test.jsonl", "--predict_output"]
     out = run_recipe(*finetune_command(work, base, tmp_path / "two", *predict, tmp_path / "two.jsonl"), processes=2)

@@ -25,7 +25,7 @@ def test_table_of_every_kind_of_arm(work, options):
     out = work / "table"
     command = [*options, "--tasks", "task", "--output_dir", out, "--max_steps", "2", "--report"]
     text = run_recipe(*command)
-    assert "4 tokenizers and subsets, 5 trainings." in text and "5 of 5 runs are finished." in text
+    assert "Tokenizers and subsets: 4; trainings: 5." in text and "5 of 5 runs are finished." in text
     results = json.loads((out / "results.json").read_text())
     assert [row["arm"] for row in results["rows"]] == ["linear", "task only", "random", "BM25", "BM25 + ISS 20%"]
     networks = results["rows"][1:]

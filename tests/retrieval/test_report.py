@@ -107,7 +107,7 @@ def test_report_of_a_larger_subset():
     assert (
         re.findall(r"\n\| ([\d,]+) ", section(report, "Size against K")) == "1 2 5 10 20 50 100 200 500 1,000 1,500".split()
     )
-    assert "Mean 5.0, median 5.0, most 9; 9,993 hits in all." in report
+    assert "Mean 5.0, median 5.0, maximum 9; 9,993 hits in total." in report
     assert "| 4 to 7 | 888 |" in report and "| 8 to 15 | 444 |" in report
     assert "| s00 | 67 | 3.4% |\n" in report and "| 10 others | 660 | 33.0% |" in report
     assert "| 1 | 501 | 1,000 | 1,500 | 2,000 | 1,000 | 2,001,000 |" in report
@@ -132,7 +132,7 @@ def test_report_of_a_subset_with_few_records(subset, make_task):
     bare = Subset(subset.dataset, {**minimal, "counts": {"passages": 10}})
     report = retrieval_report(bare, make_task(), 1)
     assert "Settings: retriever elasticsearch, query mode text." in report and "| 3 | 5 | 100.0% |" in report
-    assert "queries |" not in section(report, "Counts") and "None" not in report and "not looked for" in report
+    assert "queries |" not in section(report, "Counts") and "None" not in report and "not checked" in report
 
 
 def test_report_without_the_task_or_without_examples(subset, make_task):

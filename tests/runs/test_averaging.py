@@ -57,8 +57,9 @@ def test_results_have_the_average_of_the_seeds(run):
         _, predicted, labels = zip(*naive_average(folder, split), strict=True)
         assert record[split]["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))
     (line,) = [line for line in result.to_text().splitlines() if line.startswith("averaged")]
-    assert "macro_f1 validation" in line and f"test {100 * record['test']['macro_f1']:.2f}" in line and "all 3 seeds" in line
-    assert "| test, the 3 seeds' models averaged |" in (folder / "README.md").read_text()
+    assert "macro_f1 validation" in line and f"test {100 * record['test']['macro_f1']:.2f}: " in line
+    assert line.endswith("of the 3 seeds' models")
+    assert "| test, average of the 3 seeds' models |" in (folder / "README.md").read_text()
 
 
 def test_single_seed_or_missing_predictions_have_no_average(tmp_path):
@@ -125,7 +126,7 @@ def test_several_models_export_to_one_graph(run, one_registry, tmp_path):
     files = {file["dtype"]: file for file in made.record["files"].values()}
     assert files["fp32"]["max_difference"] <= 1e-4 and files["int8"]["max_difference"] < 0.5
     assert files["fp32"]["bytes"] > 3 * 4 * weights
-    assert "3 models as one" in (tmp_path / "out/README.md").read_text()
+    assert "3 models in one" in (tmp_path / "out/README.md").read_text()
     Dataset.from_list([{"text": row["text"]} for row in make_task().test]).to_json(tmp_path / "texts.jsonl")
     with pytest.raises(HfTlmError, match="is an export, which needs onnxruntime. Pass --backend onnx"):
         predict(str(tmp_path / "out"), str(tmp_path / "texts.jsonl"), **CPU)

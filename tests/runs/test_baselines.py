@@ -246,7 +246,7 @@ def test_line_compares_the_run_with_the_baselines():
     line = "majority class 10.00, linear 70.00 (macro_f1 on test)"
     assert to_beat_line(found, "macro_f1", summary_of_mean(0.71)) == line
     assert to_beat_line(found, "macro_f1", summary_of_mean(0.69)) == f"{line}; the linear model is ahead"
-    assert to_beat_line(found, "macro_f1", summary_of_mean(0.70001)) == f"{line}; the linear model is as good"
+    assert to_beat_line(found, "macro_f1", summary_of_mean(0.70001)) == f"{line}; the linear model has the same score"
     assert to_beat_line(found, "macro_f1", summary_of_mean(float("nan"))) == line
     on_validation = {"validation": summary_of_mean(0.9)["validation"]}
     assert to_beat_line(found, "macro_f1", on_validation) == line.replace("test", "validation").replace(

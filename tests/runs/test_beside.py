@@ -123,16 +123,17 @@ def test_without_a_linear_model_nothing_is_compared(task, tmp_path, monkeypatch)
         (
             (-0.1, -0.2, 0.05),
             0.60,
-            "; the linear model is ahead by 10.00 points, which may be chance of these texts (95% interval -5.00 to 20.00)",
+            "; the linear model is ahead by 10.00 points, which may be due to the choice of these texts (95% interval "
+            "-5.00 to 20.00)",
         ),
         ((0.1, 0.02, 0.2), 0.80, "; the run is ahead of the linear model by 10.00 points (95% interval 2.00 to 20.00)"),
         (
             (0.1, -0.02, 0.2),
             0.80,
-            "; the run is ahead of the linear model by 10.00 points, which may be chance of these texts (95% interval "
-            "-2.00 to 20.00)",
+            "; the run is ahead of the linear model by 10.00 points, which may be due to the choice of these texts (95% "
+            "interval -2.00 to 20.00)",
         ),
-        ((0.0, -0.02, 0.2), 0.70, "; the linear model is as good"),
+        ((0.0, -0.02, 0.2), 0.70, "; the linear model has the same score"),
     ],
 )
 def test_last_line_compares_the_run_with_the_linear_model(lead, mean, said):

@@ -119,7 +119,7 @@ def test_finished_grid_is_not_repeated_and_may_grow(tmp_path, fake):
     assert len(log(tmp_path)) == 5 + 2 + 1 and run.record["chosen"]["values"]["learning_rate"] == 4e-5
     go(tmp_path / "out", seeds=[0, 1])
     assert len(log(tmp_path)) == 8 + 6 + 1
-    with pytest.raises(ProtocolError, match="weight_decay: 0.01 there, 0.5 asked for"):
+    with pytest.raises(ProtocolError, match="weight_decay: 0.01 in the folder, 0.5 requested"):
         go(tmp_path / "out", weight_decay=0.5)
 
 

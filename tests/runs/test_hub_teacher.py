@@ -53,7 +53,7 @@ def test_card_has_the_commit_and_the_licence(hub, large, tmp_path, tokenizer):
     assert record["teacher"]["flops"] > 0 and run.details["arguments"]["teacher"] == "alice/large@v1"
     card = (tmp_path / "run" / "README.md").read_text()
     assert f"`alice/large` at revision `{commit}`: licence `apache-2.0`" in card
-    assert "training" not in record["teacher"] and "What training it cost is not known here." in card
+    assert "training" not in record["teacher"] and "The cost of training the teacher is not known." in card
     asked = [path for _, path in hub.log if "/resolve/" in path]
     assert any(path.endswith("model.safetensors") for path in asked) and not any(path.endswith(".py") for path in asked)
     # The answers are those of the same model in a folder.
@@ -135,7 +135,7 @@ def test_names_from_the_hub_are_escaped_in_page_and_card(hub, large, tmp_path, t
     body = card.partition("---\n")[2].partition("---\n")[2]
     for text in (page, body):
         assert "<img" not in text and "</script><b>" not in text and "alert(1)</script>" not in text
-    assert "&lt;img src=x onerror=alert(1)&gt;" in page and "`alice/evil`" in card and "no licence is known" in card
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page and "`alice/evil`" in card and "licence unknown" in card
     with pytest.raises(ArgumentsError) as error:
         ask(make_task(), "alice/evil")
     assert "expected the same names" in str(error.value) and "\n" not in str(error.value)

@@ -265,7 +265,10 @@ def test_marked_sentences_are_recorded_in_results_and_card(tmp_path, corpus):
     assert record["teacher"]["marks"] == MARKS and 10 < record["teacher"]["passages"] <= 21
     assert "marked sentences of passages" in run.to_text()
     card = (tmp_path / "run" / "README.md").read_text()
-    assert f"{record['teacher']['passages']} sentences of passages, marked by `<<` `>>` `[[` `]]` where they hold" in card
+    assert (
+        f"{record['teacher']['passages']} sentences of passages were added to the training texts" in card
+        and "marked by `<<` `>>` `[[` `]]`." in card
+    )
     assert all("<<" in one["text"] for shown in run_examples(tmp_path) for one in shown)
 
 

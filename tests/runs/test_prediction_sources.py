@@ -68,7 +68,7 @@ def tlm(tmp_path_factory, table):
 def test_predictions_equal_those_of_the_run(tlm, table, tmp_path):
     out, task = tlm
     assert json.loads((out / "settings.json").read_text())["held_out"] == {"validation": 0.2, "test": 0.1}
-    assert "held out of the task's table" in (out / "README.md").read_text()
+    assert "of the texts of each class were held out" in (out / "README.md").read_text()
     predictions = read_lines(predict(str(out), str(table), tmp_path / "all.jsonl", **CPU))
     assert [line["nr"] for line in predictions] == [f"{i:03}" for i in range(60)]  # Not read as numbers.
     by_text = {line["Body"]: line for line in predictions}

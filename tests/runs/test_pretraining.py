@@ -119,7 +119,10 @@ def test_electra_and_ale_are_recorded_and_load(tmp_path, corpus, finished):
         assert "perplexity" not in run.to_text() and "rtd loss" in run.to_text()
         assert (run.output_dir / "tokenizer.json").read_bytes() == (finished.output_dir / "tokenizer.json").read_bytes()
         card = (run.output_dir / "README.md").read_text()
-        assert "at temperature 0.7; its loss plus 50 times" in card and 'subfolder="generator"' in card
+        assert (
+            "at temperature 0.7. Loss: masked-LM loss of the auxiliary model + 50 x replaced" in card
+            and 'subfolder="generator"' in card
+        )
     assert "called ALE" in card
     check_loads(
         "AutoModelForMaskedLM", finished.output_dir,
@@ -136,8 +139,8 @@ def test_card_describes_the_run_and_its_code_works(finished):
         "from scratch",
         f"{record['corpus']['blocks']:,} blocks",
         f"| mlm loss | {record['validation']['mlm_loss']:.4f} |",
-        "6 steps of 8 blocks; the texts one after the other, cut every 32 tokens",
-        "80% of those by the mask token",
+        "6 steps of 8 blocks; the texts were concatenated and cut every 32 tokens",
+        "80% of these were replaced by the mask token",
         "Devlin",
     ):
         assert text in card, text
@@ -191,11 +194,11 @@ def test_interrupted_run_resumes_and_finished_one_is_loaded(tmp_path, corpus, mo
 def test_other_settings_in_the_same_folder_are_refused(finished, corpus):
     out = finished.output_dir
     assert go(out, corpus).record == finished.record
-    with pytest.raises(ProtocolError, match="max_steps: 6 there, 7 asked for"):
+    with pytest.raises(ProtocolError, match="max_steps: 6 in the folder, 7 requested"):
         go(out, corpus, max_steps=7)
-    with pytest.raises(ProtocolError, match="seed: 0 there, 1 asked for"):
+    with pytest.raises(ProtocolError, match="seed: 0 in the folder, 1 requested"):
         go(out, corpus, seed=1)
-    with pytest.raises(ProtocolError, match="blocks: 'contiguous' there, 'sentences' asked for"):
+    with pytest.raises(ProtocolError, match="blocks: 'contiguous' in the folder, 'sentences' requested"):
         go(out, corpus, blocks={"blocks": "sentences"})
     with pytest.raises(ProtocolError, match="another corpus fingerprint"):
         go(out, load_corpus(Dataset.from_list(ROWS[1:])))
@@ -208,7 +211,9 @@ def test_blocks_of_sentences_without_evaluation_are_recorded(tmp_path, corpus):
     assert run.record["validation"] == {} and run.record["cost"]["real_tokens"] < run.record["cost"]["tokens"]
     card = (tmp_path / "README.md").read_text()
     assert (
-        "6 steps of 4 blocks; whole sentences" in card and "Nothing was kept" in card and "validation" not in run.to_text()
+        "6 steps of 4 blocks; a block has as many complete sentences" in card
+        and "The model was not evaluated" in card
+        and "validation" not in run.to_text()
     )
 
 
@@ -260,7 +265,7 @@ def test_adapter_is_trained_and_merged(tmp_path, corpus, finished):
     out, record = run.output_dir, run.record
     assert 0 < record["trained_parameters"] < 0.3 * record["parameters"]
     assert f"{record['trained_parameters']:,} trained" in run.to_text()
-    assert "by a LoRA adapter (rank 4)" in (out / "README.md").read_text()
+    assert "with a LoRA adapter (rank 4)" in (out / "README.md").read_text()
     check_loads("AutoModelForMaskedLM", out)
     merged, before = (AutoModelForMaskedLM.from_pretrained(path).eval() for path in (out, base))
     changed = {name for name, value in merged.state_dict().items() if not torch.equal(value, before.state_dict()[name])}

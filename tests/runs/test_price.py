@@ -66,13 +66,15 @@ def test_unsupported_models_are_not_timed(folder, tmp_path, monkeypatch):
 def test_price_line():
     times = {"32": 0.344, "128": 1.26}
     assert price_line({"megabytes": 6.123, "milliseconds": times}) == (
-        "6.12 MB; a text of 32 tokens 0.34 ms, of 128 tokens 1.3 ms on one core (torch, float32)"
+        "6.12 MB; 0.34 ms for a text of 32 tokens, 1.3 ms for a text of 128 tokens, on one core (torch, float32)"
     )
     assert price_line({"megabytes": 0.5}) == "0.5 MB"
     rates = {"megabytes": 6.123, "milliseconds": times, "texts_per_second": {"32": 2904.2, "128": 771.6}}
-    assert price_line(rates).endswith("(torch, float32); in batches 2,904 of 32 tokens, 772 of 128 tokens a second")
+    assert price_line(rates).endswith(
+        "(torch, float32); in batches 2,904 texts of 32 tokens, 772 texts of 128 tokens per second"
+    )
     large = price_line({"megabytes": 1421.3, "milliseconds": {"128": 250.4}})
-    assert large == "1,421 MB; a text of 128 tokens 250 ms on one core (torch, float32)"
+    assert large == "1,421 MB; 250 ms for a text of 128 tokens, on one core (torch, float32)"
 
 
 def test_models_that_cannot_be_timed_do_not_fail_the_run(folder, monkeypatch):

@@ -66,9 +66,9 @@ def test_complete_run_is_recorded(tmp_path, task, subset):
     assert [one["name"] for one in results["baselines"]] == ["majority class", "linear"]
     assert "to beat      majority class " in run.to_text() and "(macro_f1 on test)" in run.to_text()
     assert set(results["baselines"][1]["lead"]) == {"validation", "test"}
-    assert "95% interval" in run.to_text() and "in 95% of resamples of these texts" in (out / "README.md").read_text()
+    assert "95% interval" in run.to_text() and "95% interval over resampled texts" in (out / "README.md").read_text()
     together = results["with_linear"]["test"]["macro_f1"]
-    averaged_text = f"test {format_score(together)}: the averaged predictions of a seed's model and the linear"
+    averaged_text = f"test {format_score(together)}: averaged predictions of each seed's model and the linear"
     assert together["n"] == 2 and averaged_text in run.to_text()
     assert f"| test, averaged with the linear model | {format_score(together)} |" in (out / "README.md").read_text()
     linear = 100 * results["baselines"][1]["scores"]["test"]["macro_f1"]
@@ -157,7 +157,7 @@ def test_finished_run_is_not_repeated_and_interrupted_one_resumes(tmp_path, task
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path, task, subset):
     go(tmp_path / "out", task, subset)
-    with pytest.raises(ProtocolError, match="max_steps: 4 there, 5 asked for"):
+    with pytest.raises(ProtocolError, match="max_steps: 4 in the folder, 5 requested"):
         go(tmp_path / "out", task, subset, max_steps=5)
     with pytest.raises(ProtocolError, match="another task fingerprint"):
         go(tmp_path / "out", make_task(train=30), subset)
@@ -168,7 +168,7 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, task, subset):
             TlmArguments(output_dir=str(tmp_path / "out"), **FAST),
             ModelArguments(model_config=CONFIG, vocab_size=110),
         )
-    with pytest.raises(ProtocolError, match="texts_per_step: 8 there, 4 asked for"):
+    with pytest.raises(ProtocolError, match="texts_per_step: 8 in the folder, 4 requested"):
         go(tmp_path / "out", task, subset, per_device_train_batch_size=4)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")
@@ -198,7 +198,7 @@ def test_changed_local_files_are_refused(tmp_path, task, subset):
     (tmp_path / "further/settings.json").write_text(json.dumps(settings))
     go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
     (tmp_path / "further/settings.json").write_text(json.dumps(settings | {"files": files}))
-    with pytest.raises(ProtocolError, match="bf16: True there, False asked for"):
+    with pytest.raises(ProtocolError, match="bf16: True in the folder, False requested"):
         go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
     settings["arguments"]["bf16"] = False
     (tmp_path / "further/settings.json").write_text(json.dumps(settings | {"files": files}))
@@ -379,7 +379,11 @@ def test_stage_2_uses_its_own_settings(tmp_path, task, subset):
     assert first["classifier_pooling"] == "cls" and first["attention_dropout"] == 0.0
     assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 32
     card = (out / "README.md").read_text()
-    assert "Texts of up to 32 tokens there" in card and "Dropout 0.2 there" in card and "the mean over all tokens" in card
+    assert (
+        "Texts were truncated to 32 tokens in stage 2" in card
+        and "Dropout in stage 2: 0.2." in card
+        and "the mean over all tokens" in card
+    )
     validation = [json.loads(line) for line in (out / "seed-0/predictions/validation.jsonl").read_text().splitlines()]
     assert ("one class    the model of seed 0" in run.to_text()) == (len({line["prediction"] for line in validation}) == 1)
     # The stock class computes the saved predictions.
@@ -435,5 +439,5 @@ def test_folder_older_than_an_option_resumes(tmp_path, task, subset):
     del settings["model"]["embedding_init"]
     path.write_text(json.dumps(settings))
     go(tmp_path / "out", task, subset)
-    with pytest.raises(ProtocolError, match="stage2_dropout: None there, 0.1 asked for"):
+    with pytest.raises(ProtocolError, match="stage2_dropout: None in the folder, 0.1 requested"):
         go(tmp_path / "out", task, subset, stage2_dropout=0.1)

@@ -362,7 +362,9 @@ def test_self_taught_run_repeats_the_untaught_run_first(tmp_path, task, corpus):
     assert [one["flops"] for one in record["rounds"]] == [costs[0], costs[1] + second["teacher"]["flops"]]
     assert len(record["rounds"]) == 2 and record["summary"] == (first, second)[record["round"] - 1]["summary"]
     assert ("teacher" in record) == (record["round"] == 2)
-    assert f"This is round {record['round']} of 2, the best on validation" in (tmp_path / "run" / "README.md").read_text()
+    assert (
+        f"This is round {record['round']} of 2, the best round on validation" in (tmp_path / "run" / "README.md").read_text()
+    )
     assert "The teacher" in report_page(read_run(tmp_path / "run" / "round-2"))
 
 
@@ -423,7 +425,7 @@ def test_teacher_is_recorded_in_results_card_and_report(tmp_path, task, corpus, 
     examples = shown.pop("examples")
     assert shown == record["teacher"]
     page = report_page(read_run(tmp_path / "run"))
-    assert "What it takes passages for" in page and "logistic regression on TF-IDF, " in page
+    assert "Predicted classes of the passages" in page and "logistic regression on TF-IDF, " in page
     assert html.escape(next(iter(examples.values()))[0]["text"]) in page
     (tmp_path / "run" / "teacher.json").write_text(json.dumps({"model": "x", "passages": -1}))
     with pytest.raises(AnalysisError, match="passages must be a whole number"):
@@ -431,7 +433,7 @@ def test_teacher_is_recorded_in_results_card_and_report(tmp_path, task, corpus, 
     (line,) = [
         line for line in run.to_text().splitlines() if line.startswith("teacher      logistic regression on TF-IDF, ")
     ]
-    assert line.endswith(f"; it cost {record['teacher']['seconds']:,.0f} s")
+    assert line.endswith(f"; cost {record['teacher']['seconds']:,.0f} s")
 
 
 @pytest.fixture(scope="module")
@@ -484,11 +486,12 @@ def test_teachers_of_a_teacher_are_recorded_with_licence_and_cost(task, runs, tm
         assert report["earlier"] == links
         assert report["training"]["flops"] == pytest.approx(7e20 + sum(cost["flops"] for cost in counted), rel=1e-12)
         assert report["training"]["seconds"] == pytest.approx(11 + sum(cost["seconds"] for cost in counted))
-    assert cost_line(taught) == "; it cost 11 s and 7e+20 FLOPs with its training"
+    assert cost_line(taught) == "; cost 11 s and 7e+20 FLOPs, including its training"
     assert lineage(report)[1:] == links and "(itself taught by me/<b>, it, odd)" in described(report)
     card = tlm_card({**RUN, "arguments": {**RUN["arguments"], "teacher_weight": 1.0}, "teacher": report}, 1)
-    assert "It was itself taught by `me/<b>`. `me/<b>` at revision `0f`: licence `mit`. Before that taught `it`." in card
-    assert "training it, with its own teachers, " in card and "7e+20 FLOPs" in card
+    assert "The teacher was itself taught by `me/<b>`. `me/<b>` at revision `0f`: licence `mit`. That" in card
+    assert "That teacher was taught by `it`." in card
+    assert "; its training, including its own teachers, took" in card and "7e+20 FLOPs" in card
     seeds = [{**one, "cost": {"flops": 10**400, "seconds": 1}} for one in json.loads(path.read_text())["seeds"]]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seeds": seeds}))
     report = answers_of_teacher(task, PASSAGES, 10, str(run)).report
@@ -663,7 +666,7 @@ def test_subset_is_saved_with_the_answers(task, corpus, runs, tmp_path):
         teacher.rows
     )
     card = (tmp_path / "answered" / "README.md").read_text()
-    assert "the probabilities of down, none, up by the teacher `out/seed-0/model`" in card and "no licence is known" in card
+    assert "probabilities of down, none, up by the teacher `out/seed-0/model`" in card and "licence unknown" in card
     again = ask_teacher(task, loaded.dataset, args)
     assert (again.passages == teacher.passages).all()
 
@@ -703,8 +706,8 @@ def test_selection_by_confidence_keeps_the_most_certain_passages(task, corpus, t
     }  # fmt: skip
     assert loaded.dataset.features["teacher_score"].dtype == "float32"
     card = (tmp_path / "saved" / "README.md").read_text()
-    assert "minus the entropy, in nats, of what the teacher `logistic regression on TF-IDF` says" in card
-    assert "by how certain a teacher is of them (" in card and "The labels that the teacher has learned from" in card
+    assert "negative entropy, in nats, of the probabilities of the teacher `logistic regression on TF-IDF`" in card
+    assert "by how certain a teacher is of them (" in card and "the labels that the teacher was trained with" in card
 
 
 def test_selection_by_disagreement_keeps_the_most_disputed_passages(task, corpus, runs):

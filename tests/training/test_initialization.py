@@ -146,7 +146,12 @@ def test_run_exports_stock_models_and_records_the_initialization(tmp_path, task,
         and initialization["token_counts"] > 300
     )
     card = (tmp_path / "run" / "README.md").read_text()
-    for text in ("spectral warm start", "sqrt(768 / width)", "neighbouring tokens", "These are additions of hf_tlm"):
+    for text in (
+        "spectral warm start",
+        "sqrt(768 / width)",
+        "neighbouring tokens",
+        "These initialisations are additions of hf_tlm",
+    ):
         assert text in card
     stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
     assert type(stock).__module__.startswith("transformers.models.")

@@ -37,9 +37,9 @@ from hf_tlm.utils.run_files import GRID_FILE, seed_figure, stage_folder
 COST = {
     "steps": Column("steps", "number"),
     "tokens": Column("tokens", "number"),
-    "real_tokens": Column("of them not padding", "number"),
+    "real_tokens": Column("without padding", "number"),
     "flops": Column("FLOPs", "number", "{:.3g}"),
-    "flops_ratio": Column("of RoBERTa-Large's", "number", "{:.2g}"),
+    "flops_ratio": Column("share of RoBERTa-Large's", "number", "{:.2g}"),
     "measured_flops": Column("measured FLOPs", "number", "{:.3g}"),
     "seconds": Column("hours", "number", "{:.3f}"),
     "energy_kwh": Column("kWh", "number", "{:.3g}"),
@@ -79,9 +79,9 @@ def what_was_run(run: RunFolder, rows: Mapping[str, Rows]) -> Section:
             blocks.append(Folded(f"{title} ({len(shown)})", [make_table("", columns[:width], shown)]))
     manifest = record if run.kind == "subset" else record.get("subset")
     if isinstance(manifest, Mapping):
-        manifest_columns = (Column("of the manifest"), Column("value"))
+        manifest_columns = (Column("manifest field"), Column("value"))
         facts = [row for row in _flatten(manifest) if not row[0].startswith("files.")]
-        blocks.append(Folded("How the subset was made", [make_table("", manifest_columns, facts, characters=500)]))
+        blocks.append(Folded("How the subset was created", [make_table("", manifest_columns, facts, characters=500)]))
     if isinstance(grid := record.get("grid"), Mapping):
         blocks.append(Folded("The points of the grid", [_grid_table(grid, run.metric)]))
     return Section("What was run", "run", blocks)
@@ -93,7 +93,7 @@ def on_what(run: RunFolder) -> Section | None:
     if not isinstance(environment, Mapping):
         return None
     facts = [(name.replace("_", " "), str(value)) for name, value in environment.items()]
-    return Section("On what", "environment", [Folded("Versions and hardware", [Facts(facts)])])
+    return Section("Environment", "environment", [Folded("Versions and hardware", [Facts(facts)])])
 
 
 def cost(run: RunFolder) -> Section | None:
@@ -108,10 +108,11 @@ def cost(run: RunFolder) -> Section | None:
         return None
     names = [name for name in COST if any(part.get(name) for _, part in rows)]
     values = [(label, *(hours(name, part.get(name)) for name in names)) for label, part in rows]
-    table = make_table("Training, by seed and stage", (Column("of"), *(COST[name] for name in names)), values)
+    table = make_table("Training, by seed and stage", (Column("part"), *(COST[name] for name in names)), values)
     note = (
-        "FLOPs are 6 x tokens x parameters (each as often as it is applied), with padding, as the TLM paper counts them; "
-        "measured FLOPs are what forward and backward passes really did. RoBERTa-Large's pretraining took 4.36e21."
+        "FLOPs are 6 x tokens (with padding) x parameters (each as often as it is applied), as in the TLM paper; measured "
+        "FLOPs are those of the forward and backward passes as counted by torch. RoBERTa-Large's pretraining took 4.36e21 "
+        "FLOPs."
     )
     return Section("Cost", "cost", [table, Text(note)])
 
@@ -127,7 +128,7 @@ def scores(run: RunFolder) -> Section | None:
     if not any(splits.values()):
         return None
     part_name = run.part
-    columns = [Column("metric"), Column("on"), Column("mean", "number", "{:.2f}")]
+    columns = [Column("metric"), Column("split"), Column("mean", "number", "{:.2f}")]
     word, _ = seed_figure(run.record.get("seed_figure"))
     extra_names = ["±", *([word] if word != "mean" else [])] if len(run.seeds) > 1 else []
     columns += [Column(name, "number", "{:.2f}") for name in extra_names]
@@ -165,7 +166,7 @@ def _loss_section(run: RunFolder) -> Section | None:
         for split in ("training", "validation")
         for name, value in (run.record.get(split) or {}).items()
     ]
-    columns = (Column("on"), Column("what"), Column("value", "number", "{:.4f}"))
+    columns = (Column("split"), Column("measure"), Column("value", "number", "{:.4f}"))
     return Section("Scores", "scores", [make_table("Losses (nats) and shares", columns, rows)]) if rows else None
 
 
@@ -173,8 +174,8 @@ def _lead_tables(run: RunFolder) -> list[Table]:
     """Return a table of the run's leads over the linear model, in a list; empty if the record has none."""
     leads = {split: lead for split in SPLITS if (lead := _lead(run, split)) is not None}
     rows = [(metric_name(run.metric), split, *(100 * value for value in lead)) for split, lead in leads.items()]
-    columns = (Column("metric"), Column("on"), *(Column(name, "number", "{:+.2f}") for name in ("ahead by", "from", "to")))
-    caption = "Points ahead of the linear model, and in 95% of resamples of these texts (paired bootstrap)"
+    columns = (Column("metric"), Column("split"), *(Column(name, "number", "{:+.2f}") for name in ("lead", "from", "to")))
+    caption = "Lead over the linear model in points, and its 95% interval over resampled texts (paired bootstrap)"
     return [make_table(caption, columns, rows)] if rows else []
 
 
@@ -190,7 +191,7 @@ def _lead(run: RunFolder, split: str) -> tuple[float, float, float] | None:
 def _averaged_scores(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
     """Yield the recorded scores of the seeds' averaged models, and of each averaged with the linear model."""
     if _is_score(score := entry(run.record, "averaged", split, metric)):
-        yield "all seeds averaged", score
+        yield "average of all seeds' models", score
     if _is_score(score := entry(run.record, "with_linear", split, metric, "mean")):
         yield "averaged with the linear model", score
 
@@ -204,7 +205,8 @@ def _baseline_scores(run: RunFolder, split: str, metric: str) -> Iterator[tuple[
     """Yield name and score of each recorded baseline that was scored on the split by the metric."""
     for baseline in _baselines(run):
         if _is_score(score := entry(baseline, "scores", split, metric)):
-            yield str(baseline.get("name")), score
+            name = str(baseline.get("name"))
+            yield "linear model" if name == "linear" else name, score
 
 
 def _is_score(value: Any) -> TypeGuard[float]:
@@ -244,7 +246,7 @@ def _score_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
             name, value = baselines[-1]  # The last baseline is the linear model; its lead is over the mean.
             lead = _lead(run, split) if word == "mean" else None
             unsure = lead is not None and lead[1] <= 0 <= lead[2]
-            chance = "; the difference may be chance of these texts" if unsure else ""
+            chance = "; the difference may be due to the choice of these texts" if unsure else ""
             yield "to beat", f"{100 * value:.2f} %", f"{name}, on {split}{chance}"
 
 
@@ -259,11 +261,11 @@ def _cost_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
     costs = [record["cost"] for record in run.seeds if isinstance(record.get("cost"), Mapping)]
     costs = costs or [seed_cost for seed_cost in [run.record.get("cost")] if isinstance(seed_cost, Mapping)]
     if costs:
-        per_seed = " a seed" if run.seeds else ""
+        per_seed = " per seed" if run.seeds else ""
         tokens, flops, seconds = (
             sum(seed_cost.get(name) or 0 for seed_cost in costs) / len(costs) for name in ("real_tokens", "flops", "seconds")
         )
-        yield f"tokens{per_seed}", f"{tokens:,.0f}", "not padding"
+        yield f"tokens{per_seed}", f"{tokens:,.0f}", "without padding"
         yield f"FLOPs{per_seed}", f"{flops:.2e}", ""
         yield f"time{per_seed}", duration(seconds), "of training"
 
@@ -307,7 +309,7 @@ def _facts(run: RunFolder, rows: Mapping[str, Rows]) -> Iterator[tuple[str, str]
             for split, split_rows in rows.items()
         ]
         below = next(iter(rows.values())).rare_below
-        yield f"Words that fewer than {below} training texts have", ", ".join(rare)
+        yield f"Words in fewer than {below} training texts", ", ".join(rare)
     if run.kind == "tlm" and manifest is None:
         yield "Subset", "none: task data only"
     if isinstance(manifest, Mapping):
@@ -326,16 +328,16 @@ def _data_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "Task", f"{task} ({run.task_kind.replace('_', ' ')})"
     if isinstance(held_out := record.get("held_out"), Mapping):
         shares = ", ".join(f"{split} {100 * share:g}%" for split, share in held_out.items())
-        yield "Held out of the table", f"{shares} of the texts of every class"
+        yield "Held-out splits", f"{shares} of the texts of each class"
     for split, title in (("train", "Training examples"), ("validation", "Validation examples")):
         if isinstance(sampled := record.get(f"{split}_sampled"), Mapping):
             counts = [sampled.get("examples"), sampled.get("of")]
             if all(type(count) is int for count in counts):
-                yield title, f"{counts[0]:,} of {counts[1]:,}, of every class its share"
+                yield title, f"{counts[0]:,} of {counts[1]:,}, stratified by class"
     for name, title in (
         ("dropped", "Rows left out"),
         ("repeated_texts", "Texts repeated within the split"),
-        ("texts_also_in_train", "Texts that training has too"),
+        ("texts_also_in_train", "Texts also in the training split"),
     ):
         if isinstance(by_kind := record.get(name), Mapping):
             rows = [
@@ -360,7 +362,7 @@ def _model_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "Parameters", f"{record['parameters']:,}{note} ({record.get('model_type', 'model')})"
     if "price" in record:
         with suppress(Unfit):  # A record from elsewhere may have any content.
-            yield "A prediction", price_line(PRICE(record["price"]))
+            yield "Cost of a prediction", price_line(PRICE(record["price"]))
 
 
 def subset_facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -446,7 +448,7 @@ def _checkpoint_chart(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
         for step, point in checkpoint_points(grid).items():
             for seed, value in zip(grid["seeds"], point["validation"][grid["metric"]]["values"], strict=True):
                 logs.setdefault(f"seed {seed}", []).append({"step": step, "score": float(value)})
-    title = "Fine-tuned checkpoints: validation against the pretraining's steps"
+    title = "Fine-tuned checkpoints: validation score by step of the pretraining"
     return _validation_chart(title, f"{metric_name(run.metric)} /%", logs, "score", 100)
 
 
@@ -468,7 +470,7 @@ def _share_charts(log: Log) -> list[Chart | None]:
     shown = {name: name.removeprefix("corpus/").replace("_", " ") for name in names}
     shares = {shown[name]: _points(log, name, 100) for name in names if "accuracy" in name or name.endswith("fraction")}
     cosines = {shown[name]: _points(log, name) for name in names if "cosine" in name}
-    title = "Cosines of pairs: of one text (positive), of two texts (negative)"
+    title = "Cosines of pairs from the same text (positive) and from different texts (negative)"
     return [_step_chart("Accuracies and shares", "%", shares), _step_chart(title, "cosine", cosines)]
 
 

@@ -18,7 +18,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.metrics import paired_bootstrap
 from hf_tlm.metrics.scores import RESAMPLES, Lead
 from hf_tlm.utils.run_files import seed_figure
-from hf_tlm.utils.shown import one_line
+from hf_tlm.utils.shown import counted, one_line
 
 Runs = tuple[RunFolder, RunFolder]
 Both = tuple[Predictions, Predictions]
@@ -139,7 +139,7 @@ def compare_runs(
             missing += [f"{second.name}: {sentence}" for sentence in [*second.missing, *absent]]
             judged, rows = predicted[split]
             return against((run, second), (judged, predictions), rows, options)
-    missing.append(f"Nothing to compare: {run.name} and {second.name} have predictions of no split in common.")
+    missing.append(f"A comparison: {run.name} and {second.name} have no predictions on the same split.")
     return None, None
 
 
@@ -164,15 +164,17 @@ def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPag
     """
     first, second = predictions
     pairing, names = pair(first, second, (runs[0].best_seed, runs[1].best_seed)), labels(runs)
-    note = f"Both on the {len(pairing.order):,} rows of {first.split}; differences are {names[1]} minus {names[0]}."
+    note = (
+        f"Both runs on {counted(len(pairing.order), 'row')} of {first.split}; differences are {names[1]} minus {names[0]}."
+    )
     blocks: list[Block] = [Text(note), _settings_table(runs), _score_table(runs, first.split)]
     lead = lead_of(first, second, runs[0].metric or "", pairing.order)
     if lead is not None:
         blocks.append(
             Text(
-                f"Were other rows drawn, the difference in {metric_name(runs[0].metric)} would be {100 * lead.low:+.2f} to "
-                f"{100 * lead.high:+.2f} points: 95% of {RESAMPLES:,} resamples of these rows (paired bootstrap), for these "
-                "very models. How much seeds differ is not in it."
+                f"95% interval of the difference in {metric_name(runs[0].metric)}: {100 * lead.low:+.2f} to "
+                f"{100 * lead.high:+.2f} points, over {RESAMPLES:,} resamples of these rows (paired bootstrap). It is for "
+                "these models and does not include the variation between seeds."
             )
         )
     blocks += _cost_tables(runs)
@@ -180,8 +182,9 @@ def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPag
         blocks.append(_agreement_table(pairing, names))
         blocks.append(
             Text(
-                "p is McNemar's exact two-sided p of the rows that only one of two models has right: how likely so uneven a "
-                "split is if both are equally good. It is of one pair of models, and does not know how much seeds differ."
+                "p is McNemar's exact two-sided p of the rows that only one of two models predicts correctly: the "
+                "probability of a split at least as uneven if both are equally good. It is for one pair of models and does "
+                "not include the variation between seeds."
             )
         )
     groups = {"All rows": [Group("all", np.arange(len(pairing.order)))]} | groups_of(first, rows)
@@ -190,7 +193,9 @@ def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPag
     for better in (True, False):
         blocks.append(_examples_table(pairing, names, predictions, rows, options, better))
     complete = all(len(predicted.seeds) == len(run.seeds) for predicted, run in zip(predictions, runs, strict=True))
-    return Section(f"Against {names[1]}", "against", blocks), lead if complete and first.split == _split_of(runs) else None
+    return Section(f"Comparison with {names[1]}", "against", blocks), lead if complete and first.split == _split_of(
+        runs
+    ) else None
 
 
 def labels(runs: Runs) -> tuple[str, str]:
@@ -224,7 +229,9 @@ def verdict(runs: Runs, lead: Lead | None = None) -> str | None:
     if not all(run.kind == BASELINE for run in runs):
         sentences.append(_compare_with_seeds(runs, scores, abs(gap)))
     if lead is not None and word == "mean":
-        chance = "is more than chance of these texts" if lead.sure else "may be chance of these texts"
+        chance = (
+            "is more than the choice of these texts explains" if lead.sure else "may be due to the choice of these texts"
+        )
         sentences.append(f"The lead {chance} ({(lead if gap > 0 else lead.reversed).interval}).")
     return " ".join(sentences)
 
@@ -233,10 +240,10 @@ def _compare_with_seeds(runs: Runs, scores: Sequence[Any], lead: float) -> str:
     """Return a sentence that compares a lead, in points, with the standard deviation over seeds; baselines have none."""
     deviations = [100 * score["std"] for score in scores if score["std"] is not None]
     if not deviations:
-        each = "" if any(run.kind == BASELINE for run in runs) else " each"
-        return f"Of one seed{each}: how much seeds differ is not known."
+        one = "It has" if any(run.kind == BASELINE for run in runs) else "Both have"
+        return f"{one} one seed, so the variation between seeds is not known."
     more = "no more" if lead <= max(deviations) else "more"
-    return f"That is {more} than the standard deviation of seeds ({max(deviations):.2f})."
+    return f"That is {more} than the standard deviation over seeds ({max(deviations):.2f})."
 
 
 def _split_of(runs: Runs) -> str | None:
@@ -269,7 +276,7 @@ def _score_table(runs: Runs, split: str) -> Table:
         values = [value_a, a["std"], value_b, b["std"], value_b - value_a]
         rows.append((metric_name(metric), *(None if value is None else 100 * value for value in values)))
     suffix = "" if word == "mean" else f", the {word} of the seeds"
-    return make_table(f"{split} scores of both, in percent{suffix}", columns, rows)
+    return make_table(f"{split} scores of both runs, in percent{suffix}", columns, rows)
 
 
 def _settings_table(runs: Runs) -> Table:
@@ -284,7 +291,7 @@ def _settings_table(runs: Runs) -> Table:
         for run, run_settings in zip(runs, settings, strict=True)
     )
     rows = [(name, first.get(name), second.get(name)) for name in {**first, **second} if first.get(name) != second.get(name)]
-    return make_table("What differs", [Column("setting"), *map(Column, labels(runs))], rows, characters=300)
+    return make_table("Settings that differ", [Column("setting"), *map(Column, labels(runs))], rows, characters=300)
 
 
 def _data_facts(run: RunFolder) -> dict[str, str]:
@@ -304,16 +311,16 @@ def _cost_tables(runs: Runs) -> list[Table]:
         means = [sum(values) / len(values) if values else None for values in recorded]
         rows.append((name, *(hours(key, mean) for key, mean in zip(_COST_FORMATS, means, strict=True))))
     columns = [Column("run"), *(replace(COST[key], format=_COST_FORMATS[key]) for key in _COST_FORMATS)]
-    return [make_table("Cost of both, means over seeds", columns, rows)]
+    return [make_table("Cost of both runs, means over seeds", columns, rows)]
 
 
 def _agreement_table(pairing: Pairing, names: tuple[str, str]) -> Table:
-    columns = [Column("seed"), Column("both right", "number"), *(Column(f"only {name}", "number") for name in names)]
+    columns = [Column("seed"), Column("both correct", "number"), *(Column(f"only {name}", "number") for name in names)]
     columns += [Column("neither", "number"), Column("p", "number", "{:.2g}")]
     rows = [
         (name, *astuple(agreement), agreement.p) for name, agreement in zip(pairing.names, pairing.agreements(), strict=True)
     ]
-    return make_table("Rows that the two have right", columns, rows)
+    return make_table("Rows that both models, one, or neither predict correctly", columns, rows)
 
 
 def _group_table(pairing: Pairing, names: tuple[str, str], kind: str, criterion: str, groups: list[Group]) -> Table:
@@ -327,7 +334,9 @@ def _group_table(pairing: Pairing, names: tuple[str, str], kind: str, criterion:
         differences = difference(pairing.first[:, group.rows], pairing.second[:, group.rows], pairing.seeds)
         figures = differences[: 4 if several else 3]
         rows.append((group.name, len(group.rows), *(None if value is None else factor * value for value in figures)))
-    caption = f"{SCORES[kind]} of both" + (f" by {criterion[0].lower()}{criterion[1:]}" if criterion != "All rows" else "")
+    caption = f"{SCORES[kind]} of both runs" + (
+        f" by {criterion[0].lower()}{criterion[1:]}" if criterion != "All rows" else ""
+    )
     caption += ", in percent" if factor == 100 else ""
     return make_table(caption, columns, rows, characters=200)
 
@@ -365,6 +374,6 @@ def _examples_table(
             predicted = (judged.gold, judged.predicted, theirs[b][judged.id].predicted)
             yield (*shown, *predicted, float(pairing.first[:, index].mean()), float(pairing.second[:, index].mean()))
 
-    caption = f"Where {names[1]} is {'better' if better else 'worse'} than {names[0]}"
-    caption += ": predictions of the seed in which they differ most, scores over all seeds" if several else ""
+    caption = f"Rows where {names[1]} is {'better' if better else 'worse'} than {names[0]}"
+    caption += ": predictions of the seed with the largest difference, scores over all seeds" if several else ""
     return texts_table(caption, columns, values(), len(chosen), options)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 MOST_CLASSES = 25
 OTHERS = "(others)"
 ABOUT_ERRORS = {
-    "tagging": "Of a sentence the words with a wrong tag are listed; the probability is that of the surest of them.",
-    "question_answering": "An answer is an error unless it equals a right one, case, punctuation and articles aside.",
+    "tagging": "The words with a wrong tag are listed for each sentence; the probability is the highest of these tags.",
+    "question_answering": "An answer is an error unless it equals a correct one, ignoring case, punctuation and articles.",
 }
 LONGEST_NAME = 60
 NARROW_MATRIX = 4  # Most classes for two matrices side by side.
@@ -76,13 +76,13 @@ def predictions_of(run: RunFolder, task: Task | None, options: ReportPageArgumen
             predicted[split] = predictions, rows
     if predicted and task is None:
         missing.append(
-            "The task's texts: predictions are shown by their ids, and the error analysis knows neither lengths nor rare "
-            "words. Give --task, the run's own."
+            "The task's texts: predictions are shown by id, and the error analysis has no groups by length or rare "
+            "words. Pass the run's task as --task."
         )
     if predicted and task is not None and file is not None and training_ids is None:
         missing.append(
-            f"Which texts {run.part} {run.best_seed} learned from: {file} in its folder is not there or damaged, so words "
-            "are called rare by the task's whole training split."
+            f"The training examples of {run.part} {run.best_seed}: {file} in its folder is missing or damaged, so rare "
+            "words are determined from the task's complete training split."
         )
     return predicted
 
@@ -181,10 +181,10 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
     numbers = {
         "regression": {"score": Column("absolute error", "number", "{:.3f}")},
         "question_answering": probability | {"score": Column("F1", "number", "{:.2f}")},
-        "tagging": probability | {"score": Column("share of tags right", "number", "{:.2f}")},
-    }.get(found.kind, probability | {"of_gold": Column("of gold", "number", "{:.3f}")})
+        "tagging": probability | {"score": Column("share of correct tags", "number", "{:.2f}")},
+    }.get(found.kind, probability | {"of_gold": Column("probability of gold", "number", "{:.3f}")})
     columns += numbers.values()
-    columns += [Column(f"wrong in {found.part}s (of {len(found.seeds)})", "number")] if several else []
+    columns += [Column(f"wrong in (of {len(found.seeds)} {found.part}s)", "number")] if several else []
 
     def values(index: int) -> list[Any]:
         row = judged[index]
@@ -196,8 +196,8 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
         misses = [int((~found.right[:, index]).sum())] if several else []
         return [row.id, *([rows.texts[index]] if rows else []), gold, predicted, *shown, *misses]
 
-    title = "Rows, the farthest off first" if regression else "Errors, the surest first"
-    model_note = f", of {found.part} {seed}, the best on validation" if len(found.seeds) > 1 else ""
+    title = "Rows, the largest error first" if regression else "Errors, the most confident first"
+    model_note = f" ({found.part} {seed}, the best on validation)" if len(found.seeds) > 1 else ""
     caption = f"{found.split}: {title.lower()}{model_note}"
     return texts_table(caption, columns, map(values, wrong), len(wrong), options)
 

@@ -110,7 +110,7 @@ def _render_page(
     missing = list(run.missing)
     if is_foreign(run.path):
         missing.append(
-            "The run came from the Hub, so nothing that it names was loaded: all of this is in its own files, or was given."
+            "The run is from the Hub: the data that it names were not loaded, only its own files and what you passed."
         )
     task = _resolve_task(run, task)
     predicted = predictions_of(run, task, options, missing)

@@ -160,7 +160,8 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
         rows = [_judge_line(judge, line, path, line_number, run) for line_number, line in enumerate(lines, 1)]
         if by_seed and [row.id for row in rows] != [row.id for row in next(iter(by_seed.values()))]:
             missing.append(
-                f"The {split} predictions of {run.part} {seed} are of other rows than those before and are left out."
+                f"The {split} predictions of {run.part} {seed} are for other rows than those of earlier {run.part}s and "
+                "are left out."
             )
             continue
         by_seed[seed] = rows

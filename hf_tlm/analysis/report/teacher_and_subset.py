@@ -61,7 +61,7 @@ COLUMNS = (
     Column("query", wide=True),
     Column("passage", wide=True),
     Column("score", "number", "{:.2f}"),
-    Column("queries that hit it", "number"),
+    Column("queries that found it", "number"),
     Column("source"),
 )
 
@@ -80,25 +80,35 @@ def teacher(run: RunFolder) -> Section | None:
     if seconds := report.get("seconds"):
         flops = f" and {report['flops']:.3g} FLOPs (2 x tokens x parameters)" if report.get("flops") else ""
         trained = report.get("training")
-        training = f", training it {trained['seconds']:,.0f} and {trained['flops']:.3g}" if trained else ""
-        blocks.append(Text(f"Asking it took {seconds:,.0f} seconds{flops}{training}. The run's costs are without these."))
+        training = (
+            f"; its training took {trained['seconds']:,.0f} seconds and {trained['flops']:.3g} FLOPs" if trained else ""
+        )
+        note = "The costs of the run do not include this."
+        blocks.append(Text(f"The teacher's answers took {seconds:,.0f} seconds{flops}{training}. {note}"))
     if subset := report.get("subset_by_class"):
         total, taught = max(1, sum(subset.values())), report.get("passages_by_class") or {}
         shares = report.get("class_shares") or {}
-        columns = (Column("class"), Column("of task", "share"), Column("of subset", "share"), Column("taught", "number"))
+        columns = (
+            Column("class"),
+            Column("share of task", "share"),
+            Column("share of subset", "share"),
+            Column("used", "number"),
+        )
         by_class = [(name, shares.get(name), count / total, taught.get(name, 0)) for name, count in subset.items()]
-        blocks.append(make_table("What it takes passages for", columns, by_class))
+        blocks.append(
+            make_table("Predicted classes of the passages, and how many passages are used in training", columns, by_class)
+        )
     if tenths := report.get("confidence_by_tenth"):
         by_tenth = [(f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", count) for tenth, count in enumerate(tenths) if count]
-        tenth_columns = (Column("probability of the likeliest class"), Column("passages", "number"))
-        blocks.append(make_table("How sure it is", tenth_columns, by_tenth))
+        tenth_columns = (Column("probability of the predicted class"), Column("passages", "number"))
+        blocks.append(make_table("Confidence of the teacher", tenth_columns, by_tenth))
     if examples := report.get("examples"):
-        example_columns = (Column("class"), Column("probability", "share"), Column("taught"), Column("passage", wide=True))
+        example_columns = (Column("class"), Column("probability", "share"), Column("used"), Column("passage", wide=True))
         shown = [(name, example) for name, of_class in examples.items() for example in of_class]
         rows = [
             (name, example["probability"], "yes" if example["taught"] else "no", example["text"]) for name, example in shown
         ]
-        caption = "The surest passages of every class, and the least sure one"
+        caption = "The most certain passages of each class, and the least certain one"
         blocks.append(make_table(caption, example_columns, rows, searchable=True))
     return Section("The teacher", "teacher", blocks)
 
@@ -119,7 +129,7 @@ def retrieved(
         subsets = {} if recorded is None else {"the run's subset": recorded}
         if recorded is None:
             missing.append(
-                "Retrieved passages: the run's subset is not at hand, or has changed. Give --subsets, its folder."
+                "Retrieved passages: the run's subset was not found, or has changed. Pass its folder as --subsets."
             )
     if not subsets:
         return None
@@ -128,18 +138,18 @@ def retrieved(
         queries = any(query is not None for query in subset.dataset[:1]["best_query"])
         if queries and (task is None or not made_for(subset, task)):
             missing.append(
-                f"The task texts that found the passages of {name}: shown by their ids. Give --task, the one that they were "
-                "retrieved for."
+                f"The task texts that found the passages of {name}: they are shown by id. Pass the task that these were "
+                "retrieved for as --task."
             )
         if run.kind == "subset":
             command, chart = subset_command(subset.manifest), size_chart(subset)
             chosen = subset.manifest.get("selection") or {}
-            note = "; of the score model that was trained for it, the options that the manifest has"
-            intro = f"What makes it again{note if isinstance(chosen.get('score_model'), dict) else ''}:"
+            note = " (its score model with the options that the manifest has)"
+            intro = f"To create the subset again{note if isinstance(chosen.get('score_model'), dict) else ''}:"
             blocks += [Text(intro), Code(command)] if command else []
             blocks.append(Row([source_table(subset), *([chart] if chart else [])]))
         else:
-            blocks += [Text(f"From {name}:"), Facts(about.subset_facts(subset.manifest))]
+            blocks += [Text(f"Passages of {name}:"), Facts(about.subset_facts(subset.manifest))]
         blocks.append(retrieved_table(subset, task, options.report_characters, MOST_BYTES // len(subsets)))
     return Section("Retrieved passages", "retrieved", blocks)
 
@@ -167,8 +177,8 @@ def retrieved_table(subset: Subset, task: Task | None, characters: int, most_byt
         )
         for row in rows
     )
-    caption = "Passages, spread evenly over the subset from its first to its last, and the task texts that found them"
-    caption += "; words that both have are marked" if shown else ""
+    caption = "Passages at even distances in the subset, and the task texts that found them"
+    caption += "; shared words are marked" if shown else ""
     bounds = {"total": total, "most": EXAMPLES, "characters": characters, "most_bytes": most_bytes}
     return make_table(caption, columns, values, **bounds, searchable=True)
 
@@ -180,7 +190,7 @@ def size_chart(subset: Subset) -> Chart | None:
         return None
     cutoffs = np.unique(np.geomspace(1, max(ranks[-1], 2), 60).round().astype(int))
     points = list(zip(cutoffs.tolist(), np.searchsorted(ranks, cutoffs, side="right").tolist(), strict=True))
-    return line_chart("Size against K", "K, passages of each training text", "passages of the subset", {"subset": points})
+    return line_chart("Size against K", "K (passages per training text)", "passages of the subset", {"subset": points})
 
 
 def source_table(subset: Subset) -> Table:

@@ -204,7 +204,7 @@ def fill_page(
         index = _read_template("index.html").replace("IMPORT_MAP_HASH", f"sha256-{digest}").replace("IMPORT_MAP", imports)
         index = index.replace("connect-src 'self'", f"connect-src {hosts}")
         if model is not None:
-            index = index.replace("its own files.", "its own files and the Hub, where the model is.")
+            index = index.replace("its own files.", "its own files and the Hub, from which the model is loaded.")
         (folder / "index.html").write_text(index, encoding="utf-8")
         for name in _STATIC_FILES:
             (folder / name).write_text(_read_template(name), encoding="utf-8")

@@ -324,7 +324,10 @@ def test_commands_of_the_card_match_the_files(exported, dtypes, browser):
     record = {**exported.record, "files": {ONNX_FILES[name]: {**one, "dtype": name} for name in dtypes.split()}}
     card = onnx_card(record)
     assert f'{{ dtype: "{browser}" }}' in card and "library_name: transformers.js" in card
-    assert f"Of a text with more than {record['max_length']} tokens it drops the closing special token too" in card
+    assert (
+        f"In texts with more than {record['max_length']} tokens, transformers.js also drops the closing special token"
+        in card
+    )
     assert "predict --backend onnx" in card and ("--onnx_dtype" in card) == ("fp32" not in dtypes)
     assert "fp32" in dtypes or f"--onnx_dtype {dtypes} --model" in card
     assert "hf-tlm predict" not in onnx_card({**record, "kind": "fill_mask"})
@@ -360,7 +363,9 @@ def test_teachers_are_on_the_card(run, graph, tmp_path):
         made = export_onnx(str(model), tmp_path / f"out-{number}", dtypes=["fp32"])
         assert [link["model"] for link in made.record["taught_by"]] == ["me/<b>", "linear"]
         card = (made.folder / "README.md").read_text()
-        assert "those of `me/<b>`. `me/<b>` at revision `0f`: licence `mit`. Before that taught `linear`." in card
+        assert (
+            "of the teacher `me/<b>`. `me/<b>` at revision `0f`: licence `mit`. That teacher was taught by `linear`." in card
+        )
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5])

@@ -414,7 +414,7 @@ def test_typed_texts_and_examples_are_classified(page, exported, tmp_path):
     shares = [row[1] for row in seen["typed"]]
     assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
     assert seen["example"][0] == "a cell" and seen["example"][1] != seen["typed"]
-    assert re.fullmatch(r"\d+\.\d ms", seen["time"]) and " MB loaded, and 14.3 MB of runtime" in seen["footprint"]
+    assert re.fullmatch(r"\d+\.\d ms", seen["time"]) and " MB loaded, plus 14.3 MB of runtime" in seen["footprint"]
     assert float(seen["footprint"].split()[0]) < 5
     assert seen["pair"] == 0 and seen["too_wide"] <= 0 and seen["paper"] != dark["paper"]
     assert all(name.startswith(f"{address}/") for name in seen["resources"])
@@ -471,7 +471,7 @@ def test_page_with_a_model_of_the_hub(endpoint, exported, tmp_path, runtime, mon
     assert json.loads((page / "page.json").read_text())["model"] == [f"{endpoint}/me/toy/resolve/", "v1.0"]
     (reached,) = re.findall("connect-src (.*?);", (page / "index.html").read_text())
     assert reached == f"'self' {endpoint}" + " https://*.hf.co" * (endpoint == "https://huggingface.co")
-    assert "its own files and the Hub, where the model is." in (page / "index.html").read_text()
+    assert "its own files and the Hub, from which the model is loaded." in (page / "index.html").read_text()
     for name in ("toy", "me/toy@a/b", "../toy", "me/toy@'self'"):
         with pytest.raises(ArgumentsError, match="--page_model: expected a repository of the Hub, owner/name or"):
             write_page(exported.folder, tmp_path / "other", runtime=runtime, model=name)

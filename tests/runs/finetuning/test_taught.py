@@ -102,8 +102,13 @@ def test_teacher_is_in_log_record_and_card(tmp_path, base):
         (tmp_path / "run" / "teacher.json").read_text()
     )
     spent = {name: sum(seed["cost"][name] for seed in large.seeds) for name in ("flops", "seconds")}
-    assert record["teacher"]["training"] == pytest.approx(spent) and "FLOPs, which are not among" in card(tmp_path / "run")
-    assert "A teacher taught too" in (tmp_path / "run" / "README.md").read_text() and "teacher      " in run.to_text()
+    assert record["teacher"]["training"] == pytest.approx(spent) and "FLOPs. The cost below does not include this." in card(
+        tmp_path / "run"
+    )
+    assert (
+        "The model was also trained with a teacher" in (tmp_path / "run" / "README.md").read_text()
+        and "teacher      " in run.to_text()
+    )
     assert (
         finetune_with_teacher(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch").seeds
         == run.seeds
@@ -135,7 +140,7 @@ def test_card_without_held_out_accuracy_of_the_teacher(tmp_path, base):
     )
     assert "held_out_accuracy" not in run.details["teacher"]
     card = (tmp_path / "run" / "README.md").read_text()
-    assert "the cross-entropy against its probabilities added" in card and "squared difference" not in card
+    assert "the cross-entropy against the teacher's probabilities is added" in card and "squared difference" not in card
 
 
 def test_run_and_teacher_may_differ_in_precision(tmp_path, base):
@@ -175,7 +180,7 @@ def test_output_folder_that_is_the_teacher_is_refused(tmp_path, base):
     go(tmp_path / "run", base, max_steps=1)
     before = files(tmp_path / "run")
     for teacher in (tmp_path / "run", tmp_path / "run" / "seed-0" / "model"):
-        with pytest.raises(ProtocolError, match="holds a run with other settings .teacher: 'none' there"):
+        with pytest.raises(ProtocolError, match="holds a run with other settings .teacher: 'none' in the folder"):
             finetune_with_teacher(tmp_path / "run", base, teacher=str(teacher), max_steps=1)
     assert files(tmp_path / "run") == before
     with pytest.raises(ModelError, match="Model .*absent.* not found"):

@@ -15,7 +15,7 @@
   // Rows with every word of the search, in any column.
   for (const input of document.querySelectorAll("input[data-table]")) {
     const rows = [...document.getElementById(input.dataset.table).tBodies[0].rows];
-    const output = input.parentElement.querySelector("output");
+    const output = input.parentElement.querySelector("output"), total = `${rows.length} ${rows.length === 1 ? "row" : "rows"}`;
     let texts;
     input.parentElement.hidden = false;
     input.addEventListener("input", () => {
@@ -27,7 +27,7 @@
         row.hidden = !fits;
         found += fits;
       });
-      output.textContent = words.length ? `${found} of ${rows.length} rows` : `${rows.length} rows`;
+      output.textContent = words.length ? `${found} of ${total}` : total;
     });
   }
 

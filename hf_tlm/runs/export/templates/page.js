@@ -11,7 +11,7 @@ function loaded() {
     if (name.endsWith(".wasm")) runtime += encodedBodySize;
     else others += encodedBodySize;
   }
-  return `${megabytes(others)} loaded, and ${megabytes(runtime)} of runtime`;
+  return `${megabytes(others)} loaded, plus ${megabytes(runtime)} of runtime`;
 }
 
 function bar(name, share) {
