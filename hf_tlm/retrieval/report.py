@@ -256,7 +256,7 @@ def _examples_section(subset: SubsetLike, task: Task | None, num_examples: int) 
         return "\n\n".join(
             [
                 "## Examples",
-                "The examples are spread over the ranks. The texts of the task are not quoted.",
+                "The examples are spread over the ranks. The task's texts are not quoted.",
                 *_number_examples(shown),
             ]
         )

@@ -110,7 +110,7 @@ def test_finished_models_are_exported_without_training_again(work, finished, one
         assert [row[column] for column in COLUMNS] == [f"{value:.3g}" for value in shown]
     assert list(cells(table)["task only"])[-6:] == ["MB", "ms a text", *COLUMNS]
     page = (tmp_path / "out/results.md").read_text()
-    assert "points of the metric that it is below float32 on validation" in page and "Memory is the most that" in page
+    assert "points of the metric that it is below float32 on validation" in page and "Memory is the maximum" in page
     # Repeating the command does nothing.
     monkeypatch.setattr(MAKING, "int8_price", lambda *args: pytest.fail("exported again"))
     assert reproduce(finished, export_int8=True).to_text() == table.to_text()

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hf_tlm.utils.shown import figures, relative_name, shown_argument, shown_path
+from hf_tlm.utils.shown import counted, figures, relative_name, shown_argument, shown_path
 
 
 @pytest.fixture
@@ -65,3 +65,8 @@ def test_paths_in_arguments_are_shortened(machine, argument, shown):
 )
 def test_figures_are_rounded_to_significant_digits(value, digits, shown):
     assert figures(value, digits) == shown
+
+
+def test_counts_have_their_noun_in_the_right_number():
+    assert [counted(number, "file") for number in (0, 1, 2, 1234)] == ["0 files", "1 file", "2 files", "1,234 files"]
+    assert counted(1, "query", "queries") == "1 query" and counted(3, "query", "queries") == "3 queries"
