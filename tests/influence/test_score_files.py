@@ -230,7 +230,7 @@ def test_concurrent_selections_share_the_scores(task_rows, subset_rows, tokenize
     np.testing.assert_array_equal(results[0], expected)
     assert len(slow.scored) == 14 and fast.scored == subset_rows["id"][14:]
     assert (slow.fitted, fast.fitted, fast.loaded) == (1, 0, 1)
-    # Missing gradients are an error while scores are missing.
+    # A scorer that lacks its gradients while scores are missing is an error, and not taken for the case above.
     lost = FakeScorer(tokenizer)
     lost.score = lambda rows: np.load(tmp_path / "gone.npy")
     with pytest.raises(FileNotFoundError):

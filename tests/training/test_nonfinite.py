@@ -53,7 +53,7 @@ def test_run_stops_and_dumps_the_batch(tmp_path, data, tokenizer, step, stream, 
         assert set(batch) == {name.split(".")[1] for name in tensors if name.startswith(f"{number}.")}
         for name, value in batch.items():
             assert torch.equal(value, tensors[f"{number}.{name}"]), name
-    assert torch.Generator().set_state(tensors["rng.cpu"]) is not None
+    torch.Generator().set_state(tensors["rng.cpu"])  # Raises an error for anything but a state.
 
 
 def test_infinite_loss_of_one_micro_batch_stops_the_run(tmp_path, data, tokenizer):
