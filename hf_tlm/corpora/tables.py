@@ -339,7 +339,7 @@ def check_columns(names: Iterable[str], builder: str | None) -> None:
 
 @contextmanager
 def _check_and_explain(path: Path, builder: str, separator: str) -> Iterator[None]:
-    """Check a file before the block reads it, and explain a reader's error by the first CSV row with too many fields.
+    """Check a file before the block reads it, and explain a reader's error by the first faulty row of a CSV file.
 
     A first row with too many fields is an error before reading, because pandas would not fail but use the first field of
     every row as an index. JSON lines at which Arrow's reader would end the process are errors before reading too. The first
@@ -363,7 +363,7 @@ def _check_and_explain(path: Path, builder: str, separator: str) -> Iterator[Non
 
 
 def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | None:
-    """Describe the first row of a CSV file that has more fields than the header; None if there is none.
+    """Describe the first row of a CSV file with more fields than the header or an open quote; None if there is none.
 
     Args:
         rows: number of rows to check; None: all.
@@ -371,7 +371,12 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
     with suppress(OSError, ValueError, csv.Error):
         csv_rows = _csv_rows(path, separator)
         _, header, _ = next(csv_rows, (0, [], []))
-        for line_number, fields, _ in itertools.islice(csv_rows, rows):
+        for line_number, fields, lines in itertools.islice(csv_rows, rows):
+            if _is_open(lines, separator):
+                return (
+                    f"the row of line {line_number - len(lines) + 1} has a field that begins with a double quote which is "
+                    "never closed. Close it, or put the field in double quotes and double the quotes in it."
+                )
             if len(fields) > len(header):
                 separators = {",": "commas", ";": "semicolons", "\t": "tabs"}.get(separator, repr(separator))
                 return (
@@ -425,13 +430,18 @@ def _warn_of_quotes(path: Path, separator: str) -> None:
         )
 
 
+def _is_open(lines: Sequence[str], separator: str) -> bool:
+    """Return whether a row ends within a quoted field, so that a further line would be part of the row."""
+    return len(list(csv.reader([*lines, "x"], delimiter=separator))) == 1
+
+
 def _has_stray_quote(lines: Sequence[str], separator: str) -> bool:
     """Return whether, in a row of several lines, a quoted field ends after the first line and not at the end of a field."""
     reader = csv.reader(lines, delimiter=separator, strict=True)
     try:
         list(reader)
     except csv.Error:
-        return reader.line_num > 1
+        return reader.line_num > 1 and not _is_open(lines, separator)
     return False
 
 

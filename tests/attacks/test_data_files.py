@@ -26,7 +26,8 @@ WRONG_CSV = {
     "after a byte order mark": (BOM + b"text,label\r\n\r\nslow, but good,pos\r\n", "line 3 has 3 fields"),
     "a comma too many": (b"text,label\na good film,pos,\na bad film,neg,\n", "line 2 has 3 fields"),
     "row names": (b"text,label\n1,a good film,pos\n2,a bad film,neg\n", "Put fields that contain commas in double quotes"),
-    "a quote that is not closed": (b'text,label\n"a good film,pos\n', "EOF inside string"),
+    "a quote that is not closed": (b'text,label\n"a good film,pos\n', "row of line 2 has a field that begins with a double"),
+    "a later quote that is not closed": (b"text,label\n" + ROWS + b'"a film,pos\n' + ROWS, "row of line 4 has a field that"),
     "another encoding": ("text,label\na,b\n".encode("utf-16"), "not UTF-8 text"),
 }
 FINE_CSV = {

@@ -131,6 +131,10 @@ def test_rows_merged_by_an_unbalanced_quote_are_warned_about(tmp_path, caplog):
     (tmp_path / "fine.csv").write_text("\r\n".join(["sep=,", "text,label", *fine, "last,a"]))
     load_task(str(tmp_path / "fine.csv"))
     assert "double quote" not in caplog.text
+    (tmp_path / "open.csv").write_text("\n".join(["text,label", *(f"text {i},a" for i in range(9)), '"text,b', "text 9,b"]))
+    with pytest.raises(TaskError, match="line 11 has a field that begins with a double quote which is never closed"):
+        load_task(str(tmp_path / "open.csv"))
+    assert "closed in the middle of a later line" not in caplog.text
 
 
 def test_beginning_of_a_large_csv_is_checked_for_unbalanced_quotes(tmp_path, caplog, monkeypatch):
