@@ -225,6 +225,10 @@ def _find_spec(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
         TaskError: the name is none of these.
     """
     if task in TASKS and (TASKS[task].path or not Path(task).is_dir()):
+        if Path(task).exists():
+            logger.warning(
+                "%s is a registered task, so its data set on the Hub is used. For your own %s, pass ./%s.", task, task, task
+            )
         return TASKS[task], True
     if Path(task).is_dir() or Path(task).is_file():
         name = Path(task).resolve().name if Path(task).is_dir() else strip_compression(Path(task)).stem

@@ -159,7 +159,7 @@ def test_folder_named_like_a_registered_task_has_its_metric(tmp_path, caplog):
     assert load_task(str(tmp_path / "chemprot"), metric="accuracy").metric == "accuracy"
 
 
-def test_registered_task_loads_the_released_files_from_the_hub(monkeypatch):
+def test_registered_task_loads_the_released_files_from_the_hub(tmp_path, monkeypatch, caplog):
     request = {}
 
     def hub(path, name=None, **options):
@@ -173,6 +173,13 @@ def test_registered_task_loads_the_released_files_from_the_hub(monkeypatch):
     assert request["data_files"] == {"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}
     assert task.name == "acl_arc"
     assert task.train["id"][:] == ["3", "4"]
+    assert "is a registered task" not in caplog.text
+    for split in ("train", "validation"):
+        write(tmp_path / "acl_arc" / f"{split}.jsonl", RECORDS)
+    monkeypatch.chdir(tmp_path)
+    assert load_task("acl_arc").train["id"][:] == ["3", "4"]
+    assert "acl_arc is a registered task, so its data set on the Hub is used. For your own acl_arc, pass ./" in caplog.text
+    assert load_task("./acl_arc").train["id"][:] == ["train-0", "train-1"]
 
 
 def test_hub_id_with_revision_and_config_is_loaded(monkeypatch):
