@@ -361,7 +361,8 @@ class Publication:
         if self.commit is not None:
             tag = "" if self.tag is None else f", without the tag {self.tag!r}"
             return f"The files are published as commit {self.commit[:12]}{tag}."
-        return f"Nothing was published; {self.repo} {'has none of the files' if self.new else 'is unchanged'}."
+        # One that could not be seen may have any files: those of its owner, or of the branch from which it was created.
+        return "Nothing was published." if self.new else f"Nothing was published; {self.repo} is unchanged."
 
     def _head(self) -> tuple[str, dict[str, RepoFile]] | None:
         """Return the latest commit of the branch and its files (path -> file); None without such a repository or branch.
