@@ -246,7 +246,8 @@ class TlmTrainer(SampledTrainer):
             return
         message = (
             f"warmup_steps {args.warmup_steps:,.0f} is not less than the {args.max_steps:,} steps of this run: its learning "
-            "rate would never reach its peak. Give a share of them below 1, for instance --warmup_steps 0.06."
+            "rate would never reach its peak. Give a share of them below 1, for instance --warmup_steps 0.06 (in stage 2 of "
+            "TLM: --stage2_warmup_steps 0.06)."
         )
         if args.has_budget:
             raise ArgumentsError(message)

@@ -56,6 +56,7 @@ def test_warmup_is_a_share_of_the_budgeted_steps(tmp_path, data, tokenizer, name
     assert not caplog.records
     trainer(tmp_path / "unbounded", data, tokenizer, max_steps=8, warmup_steps=9, rho1=2).get_train_dataloader()
     assert "its learning rate would never reach its peak" in caplog.text
+    assert "(in stage 2 of TLM: --stage2_warmup_steps 0.06)" in caplog.text
 
 
 class _Seconds(TrainerCallback):
