@@ -20,6 +20,8 @@ from hf_tlm.utils.run_files import TEACHER_FILE
 
 # A teacher must close at least this share of the gap between the largest class's accuracy and 1 to be useful.
 LEAST_GAIN = 0.1
+# A regression teacher's values must correlate at least this much with the labels.
+LEAST_CORRELATION = 0.1
 # Fields of a report that a card shows. They are checked, because a stranger may have written the report.
 _SOURCE_RECORD = record({"name": words(1000), "revision": maybe(words(200)), "license": maybe(words(200))})
 _TEACHER_RECORD = {"model": words(10_000), "teachers": listed(_SOURCE_RECORD, 1000)}
@@ -124,6 +126,8 @@ def described(report: Mapping[str, Any]) -> str:
             f", {100 * accuracy:.1f}% correct on {report.get('held_out', 'held-out training texts')} "
             f"(largest class: {100 * report['largest_class']:.1f}%)"
         )
+    if (correlation := report.get("held_out_correlation")) is not None:
+        description += f", correlation {correlation:.3f} with the labels of {report['held_out']}"
     if "passages" not in report:
         return description
     by_class = report.get("passages_by_class") or {}
@@ -182,6 +186,11 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
         reasons.append(
             f"The teacher classifies {100 * accuracy:.1f}% of {held_out} correctly, hardly or not more than the "
             f"{100 * largest:.1f}% of their largest class: it has nothing to teach. Remove --teacher."
+        )
+    if (correlation := report.get("held_out_correlation")) is not None and correlation < LEAST_CORRELATION:
+        reasons.append(
+            f"The teacher's values for {held_out} hardly or not correlate with the labels ({correlation:.2f}): it has "
+            "nothing to teach. Remove --teacher."
         )
     if accuracy is not None and (confidence := _mean_confidence(report)) > accuracy + MOST_OVERCONFIDENT:
         reasons.append(

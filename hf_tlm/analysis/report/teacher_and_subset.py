@@ -45,6 +45,7 @@ _EXAMPLE = record({"text": words(1000), "probability": _SHARE, "taught": truth})
 # Fields of `teacher.json` that the page shows, checked because the file may come from elsewhere; others are settings.
 _REPORT_FIELDS = {
     **{"model": words(10_000), "held_out": words(100), "held_out_accuracy": _SHARE, "largest_class": _SHARE},
+    "held_out_correlation": real(-1, 1),
     **{"passages": whole(0, 2**40), "passages_by_class": _COUNTS, "subset_by_class": _COUNTS},
     **{"class_shares": mapped(_SHARE, 10_000), "marks_without_passages": listed(words(1000), 1000)},
     **{"marks": listed(words(1000), 1000), "marked_sentences": whole(0, 2**40)},

@@ -61,6 +61,22 @@ def held_out_report(description: str, probabilities: np.ndarray, labels: np.ndar
     return {"held_out": description, "held_out_accuracy": round(float(accuracy), 4), **further, **class_entry}
 
 
+def held_out_correlation(description: str, values: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Return the entries of a report about a regression model's quality on labelled texts that it was not trained on.
+
+    They have Pearson's correlation, which is 0 here if all values or all labels are equal.
+
+    Args:
+        description: description of the texts.
+        values: float [N, 1].
+        labels: float [N].
+    """
+    deviations = values[:, 0] - values.mean(), labels - labels.mean()
+    norm = np.sqrt(np.prod([(deviation**2).sum() for deviation in deviations]))
+    correlation = float(np.prod(deviations, axis=0).sum() / norm) if norm else 0.0
+    return {"held_out": description, "held_out_correlation": round(correlation, 4)}
+
+
 def progress(items: Iterable[T], description: str, unit: str) -> Iterable[T]:
     """Iterate over items with a progress bar, which only the first process shows."""
     return tqdm(items, desc=description, unit=unit, disable=rank_and_size()[0] > 0)
@@ -233,10 +249,12 @@ class TableTeacher:
             )
         report: dict[str, Any] = {"rows": self.rows}
         validation, num_validation = self._find_answers(task, task.validation)
-        if num_validation and task.kind == "classification":
-            rows = validation.sum(1) > 0
+        if num_validation:
+            is_regression = task.kind == "regression"
+            rows = np.isfinite(validation[:, 0]) if is_regression else validation.sum(1) > 0
+            quality = held_out_correlation if is_regression else held_out_report
             labels = np.asarray(task.validation["label"][:])[rows]
-            report |= held_out_report(f"{num_validation:,} validation texts", validation[rows], labels)
+            report |= quality(f"{num_validation:,} validation texts", validation[rows], labels)
         return Answers(train, passage_answers, report)
 
     def _keys(self, rows: Dataset) -> list[str]:

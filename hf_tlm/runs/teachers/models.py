@@ -40,7 +40,15 @@ from hf_tlm.runs.averaging import shown_member
 from hf_tlm.runs.linear import by_character, tfidf
 from hf_tlm.runs.prediction import Predictor, open_predictor
 from hf_tlm.runs.prediction_source import Source, find_source
-from hf_tlm.runs.teachers.answers import MIN_PROBABILITY, Answers, class_matrix, entropy, held_out_report, progress
+from hf_tlm.runs.teachers.answers import (
+    MIN_PROBABILITY,
+    Answers,
+    class_matrix,
+    entropy,
+    held_out_correlation,
+    held_out_report,
+    progress,
+)
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import columns_of_texts
 from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE, run_of
@@ -145,11 +153,11 @@ class ModelTeacher:
             # The predictor's precision is global state of the process, and the run's own may differ.
             AcceleratorState._reset_state()
         report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops, "seconds": round(seconds, 3)}
-        disagreement = mean_entropy
-        if task.kind == "classification":
-            report |= held_out_report(
-                "validation texts", averages["validation texts"], np.asarray(task.validation["label"][:])
-            )
+        disagreement, labels = mean_entropy, np.asarray(task.validation["label"][:])
+        if task.kind == "regression":
+            report |= held_out_correlation("validation texts", averages["validation texts"], labels)
+        else:
+            report |= held_out_report("validation texts", averages["validation texts"], labels)
             # The mean divergence from the average is the entropy of the average minus the mean entropy.
             disagreement = np.maximum(entropy(averages["passages"]) - mean_entropy, 0.0)
         return Answers(averages["training texts"], averages["passages"], report, disagreement)

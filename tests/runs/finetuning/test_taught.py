@@ -16,9 +16,11 @@ from hf_tlm.retrieval.subset_files import COLUMNS
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, ProtocolError, finetune
 from hf_tlm.runs.finetuning.finetune import _create_objective
 from hf_tlm.runs.finetuning.models import FinetuneTrainer
+from hf_tlm.runs.teachers.answers import held_out_correlation
 from hf_tlm.runs.teachers.models import LinearTeacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError
+from hf_tlm.training.teacher import described, doubts
 from support.tiny_checkpoints import FAST, files, go, pretrained
 from support.toys import make_task, sentences
 
@@ -155,17 +157,27 @@ def test_regression_learns_values_of_a_teacher(tmp_path, base):
     splits = {name: Dataset.from_list(rows) for name in ("train", "validation")}
     task = task_from_datasets(TaskSpec(name="length", path="memory", kind="regression"), splits)
     values = [len(text) / 30 for text in PASSAGES.dataset["text"]]
-    Dataset.from_dict({"text": PASSAGES.dataset["text"], "prediction": values}).to_json(tmp_path / "said.jsonl")
+    texts = [*PASSAGES.dataset["text"], *(row["text"] for row in rows)]
+    values += [row["label"] + i % 2 for i, row in enumerate(rows)]
+    Dataset.from_dict({"text": texts, "prediction": values}).to_json(tmp_path / "said.jsonl")
     for option in ({"teacher_temperature": 2.0}, {"teacher_trust": "entropy"}):
         with pytest.raises(ArgumentsError, match="has no effect for regression"):
             finetune_with_teacher(tmp_path / "refused", base, task, teacher=str(tmp_path / "said.jsonl"), **option)
     run = finetune_with_teacher(tmp_path / "run", base, task, teacher=str(tmp_path / "said.jsonl"))
     record = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert record["teacher"]["passages"] == 20 and "squared difference" in (tmp_path / "run" / "README.md").read_text()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert record["teacher"]["passages"] == 20 and "squared difference" in card
+    labels = [row["label"] for row in rows]
+    expected = np.corrcoef(values[-24:], labels)[0, 1]
+    assert record["teacher"]["held_out_correlation"] == pytest.approx(expected, abs=1e-4)
+    assert f"24 validation texts have a correlation of {expected:.3f} with the labels" in card
+    assert f"said.jsonl, correlation {expected:.3f} with the labels of 24 validation texts" in described(record["teacher"])
     assert np.isfinite(run.seeds[0]["validation"]["pearson"])
     with pytest.raises(ArgumentsError, match="is for regression tasks, and toy is a classification task"):
         finetune_with_teacher(tmp_path / "refused", base, teacher=str(tmp_path / "run"))
     assert not (tmp_path / "refused").exists()
+    constant = held_out_correlation("texts", np.ones((3, 1)), np.arange(3.0))
+    assert constant["held_out_correlation"] == 0.0 and "nothing to teach" in doubts({"model": "it", **constant})[0]
     loss = _create_objective(
         FinetuneArguments(output_dir=str(tmp_path), **FAST, teacher="x", teacher_weight=3.0), "regression"
     )
