@@ -43,10 +43,12 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return  # The work is for one process; others that `accelerate launch` started have nothing to do.
     check_models(args.model_name_or_path)
-    columns = text_columns(task_args.text_column, task_args.text_pair_column) if args.data is not None else None
-    of_data = ("text_column", "text_pair_column") if args.data is not None else ()
+    columns, separator, data_options = None, None, ()
+    if args.data is not None:
+        columns = text_columns(task_args.text_column, task_args.text_pair_column)
+        separator, data_options = task_args.separator, ("text_column", "text_pair_column", "separator")
     given = [name for name, value in vars(task_args).items() if value != getattr(CheckArguments(), name)]
-    if task_args.task is None and (idle := [name for name in given if name not in of_data]):
+    if task_args.task is None and (idle := [name for name in given if name not in data_options]):
         raise HfTlmError(f"--{idle[0]} has no effect without --task. Remove it.")
 
     # 2. The task: the one given, or that of the run.
@@ -64,7 +66,9 @@ def main() -> None:
         print(f"task        {place}, as the run was trained on it")
 
     # 3. Export, and check.
-    exported = runs.export_onnx(args.model_name_or_path, args.output_dir, task=task, text_columns=columns, **args.options())
+    exported = runs.export_onnx(
+        *(args.model_name_or_path, args.output_dir), task=task, text_columns=columns, separator=separator, **args.options()
+    )
 
     # 4. The results.
     checked = exported.record["checked_on"]

@@ -91,6 +91,7 @@ def export_onnx(
     task: Task | None = None,
     data: str | None = None,
     text_columns: str | Sequence[str] | None = None,
+    separator: str | None = None,
     dtypes: Sequence[str] = ("fp32", "int8"),
     max_drop: float = 0.5,
     per_channel: bool = True,
@@ -126,6 +127,7 @@ def export_onnx(
         data: texts without labels instead of a task, see `unlabelled_chunks`: the share of unchanged predictions is
             measured. Without `task` and `data`, `dtypes` must be only fp32, which is checked on random tokens.
         text_columns: text columns of `data`, if they have other names than in training.
+        separator: of the fields of `data`, if it is csv or tsv. Default: detected.
         dtypes: any of fp32, int8, fp16.
         max_drop: points (hundredths of the metric) that int8 and fp16 may lose; if a task has one answer per text, they may
             lose one answer if that is more.
@@ -155,7 +157,7 @@ def export_onnx(
             "opset, max_drop, batch_size: expected numbers; received None. Remove the argument to use its default."
         )
     check_numbers(ArgumentsError, opset=opset, max_drop=max_drop, max_length=max_length, batch_size=batch_size)
-    _check_texts(task, data, text_columns, dtypes)
+    _check_texts(task, data, text_columns, separator, dtypes)
     if "int8" not in dtypes and (keep_float or not per_channel):
         raise ArgumentsError(
             "per_channel and keep_float apply to int8, which is not among the dtypes. Remove them, or add int8."
@@ -180,7 +182,7 @@ def export_onnx(
             other_folders: list[str | os.PathLike] = [*names, *(source.folder for source in sources), output]
             check_page(description, dtypes, page, page_texts, other_folders, page_model)
             runtime = read_runtime(page_runtime)
-        check = create_check(model, task, data, text_columns, batch_size)
+        check = create_check(model, task, data, text_columns, separator, batch_size)
         choices = model.source.spec.kind == "multiple_choice"
         check_size(model.members)
         graphs = [
@@ -203,7 +205,11 @@ def export_onnx(
 
 
 def _check_texts(
-    task: Task | None, data: str | None, text_columns: str | Sequence[str] | None, dtypes: Sequence[str]
+    task: Task | None,
+    data: str | None,
+    text_columns: str | Sequence[str] | None,
+    separator: str | None,
+    dtypes: Sequence[str],
 ) -> None:
     """Raise an ArgumentsError if both a task and data are given, or neither although the dtypes need texts to check."""
     if task is not None and data is not None:
@@ -216,6 +222,8 @@ def _check_texts(
         raise missing_texts_error(reduced)
     if text_columns is not None and data is None:
         raise ArgumentsError("text_columns are columns of data, which was not passed. Remove text_columns.")
+    if separator is not None and data is None:
+        raise ArgumentsError("separator is that of data, which was not passed. Remove separator.")
 
 
 def _write_graphs(

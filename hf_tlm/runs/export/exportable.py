@@ -350,7 +350,12 @@ class TextCheck:
 
 
 def create_check(
-    model: Exportable, task: Task | None, data: str | None, text_columns: str | Sequence[str] | None, batch_size: int
+    model: Exportable,
+    task: Task | None,
+    data: str | None,
+    text_columns: str | Sequence[str] | None,
+    separator: str | None,
+    batch_size: int,
 ) -> RandomCheck | TextCheck:
     """Return the check of a model's graphs: on texts of a task or of a file, or on random tokens without either.
 
@@ -377,7 +382,8 @@ def create_check(
         if spec.kind == "regression":
             raise ArgumentsError("What int8 changes in a regression is measured with labels. Pass --task instead of --data.")
         spec = spec if text_columns is None else with_text_columns(spec, text_columns)
-        rows, texts_name = next(unlabelled_chunks(data, spec, chunk=CHECKED_ROWS)).rows, Path(data).name
+        chunks = unlabelled_chunks(data, spec, chunk=CHECKED_ROWS, separator=separator)
+        rows, texts_name = next(chunks).rows, Path(data).name
     if model.kind is FillMask:
         rows = masked_rows(spread_texts(rows), model.tokenizer, model.args.max_length)
     return TextCheck(model, rows, task, texts_name, batch_size)

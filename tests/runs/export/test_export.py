@@ -216,6 +216,12 @@ def test_texts_of_a_named_column_are_used_for_the_check(run, graph, tmp_path, re
     assert "new.csv (" in recipe(*arguments, "--text_column", "body", "--max_drop", 100)
     with pytest.raises(TaskError, match="text"):
         export_onnx(str(run), tmp_path / "other", data=str(tmp_path / "new.csv"))
+    (tmp_path / "pipes.csv").write_text("body|text, and more\n" + "a, b, c|d, e, f\n" * 9)
+    arguments[-1] = tmp_path / "pipes.csv"
+    options = ("--text_column", "text, and more", "--separator", "|", "--max_drop", 100)
+    assert "pipes.csv (9 texts)" in recipe(*arguments, *options)
+    with pytest.raises(ArgumentsError, match="separator is that of data, which was not passed"):
+        export_onnx(str(run), tmp_path / "other", separator=";", dtypes=["fp32"])
     with pytest.raises(ArgumentsError, match="text_columns are columns of data, which was not passed"):
         export_onnx(str(run), tmp_path / "other", text_columns="body", dtypes=["fp32"])
 
