@@ -63,7 +63,7 @@ def main() -> None:
             task, place = analysis.task_of_run(first)
         except HfTlmError as error:
             raise missing_texts_error(args.without_texts, f"{error} ") from None
-        print(f"task        {place}, as the run was trained on it")
+        print(f"task        {place}, which the run was trained on")
 
     # 3. Export, and check.
     exported = runs.export_onnx(

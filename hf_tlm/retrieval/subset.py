@@ -247,13 +247,13 @@ class Subset:
             lines.append(f"BM25 ({_describe_engine(manifest)})")
             lines.append(f"{counts['queries']:,} queries ({manifest['query_mode']}), top {manifest['top_k']:,} of each")
             hits = np.asarray(self.dataset["n_queries"][:])
-            lines.append(f"a passage was hit by {hits.mean():.1f} queries on average, by {hits.max():,} at most")
+            lines.append(f"a passage was found by {hits.mean():.1f} queries on average, at most by {hits.max():,}")
             for field in ("empty_queries", "queries_without_hits"):
                 if counts.get(field):
                     lines.append(f"{field.replace('_', ' ')}: {counts[field]:,}")
         if selection := manifest.get("selection"):
             lines.append(f"selected: {describe_selection(selection)}")
-        for field, reason in (("decontamination", "hold held-out texts"), ("deduplication", "are near-duplicates")):
+        for field, reason in (("decontamination", "contain held-out texts"), ("deduplication", "are near-duplicates")):
             if manifest.get(field) and manifest[field]["passages"]:
                 lines.append(f"left out because they {reason}: {manifest[field]['passages']:,}")
         if counts.get("blank_texts"):

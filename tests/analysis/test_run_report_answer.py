@@ -199,7 +199,7 @@ def test_run_is_compared_with_a_baseline(run, task, tmp_path):
     assert f"{score:.2f} for all, 62.50 for run" in page(run, tmp_path, task=task, second=tmp_path / "all")
     for name, baseline in baselines.items():
         alone = page(tmp_path / name, tmp_path, task=task)
-        assert "A model without a network" in alone and f"{100 * baseline.scores['test']['macro_f1']:.2f}" in alone
+        assert "Baseline without a neural network" in alone and f"{100 * baseline.scores['test']['macro_f1']:.2f}" in alone
         assert all(f">{setting}</th>" in alone for setting in baseline.settings)
     file = tmp_path / "linear" / "results.json"
     record = json.loads(file.read_text())

@@ -43,7 +43,7 @@ def test_exported_run_predicts(tmp_path, tokenizer):
     )
     export = ["export", "--model_name_or_path", tmp_path / "run", "--output_dir", tmp_path / "out", "--max_drop", "100"]
     output = hf_tlm(*export)
-    assert f"task        {table}, as the run was trained on it" in output and "onnx/model_quantized.onnx" in output
+    assert f"task        {table}, which the run was trained on" in output and "onnx/model_quantized.onnx" in output
     assert "checked on  validation of reviews (25 texts)" in output
     table.rename(tmp_path / "moved.csv")
     output = hf_tlm(*export, status=1)

@@ -125,7 +125,7 @@ def test_passages_with_held_out_texts_are_left_out(run, make_task, make_corpus):
     task = make_task({"q": "kinase", "r": LONG})  # make_task holds the same texts out.
     clean = run(task, make_corpus(passages), top_k=3)
     assert clean.dataset["id"][:] == ["b"] and clean.manifest["decontamination"]["ids"] == ["a", "c"]
-    assert "left out because they hold held-out texts: 2" in clean.summary()
+    assert "left out because they contain held-out texts: 2" in clean.summary()
     assert len(run(task, make_corpus(passages), top_k=3, decontaminate=False)) == 3
     with pytest.raises(RetrievalError, match=r"No passage is left for toy: all passages found \(2\)"):
         run(task, make_corpus({"a": passages["a"], "c": passages["c"]}), top_k=3)

@@ -44,7 +44,7 @@ TITLES = {
     "few_shot": "Few-shot learning",
     "pretrain": "Pretraining",
     "subset": "Subset of a corpus",
-    BASELINE: "A model without a network",
+    BASELINE: "Baseline without a neural network",
 }
 # Settings that every run sets or derives by itself, which do not reflect what was asked for.
 _DERIVED_SETTINGS = frozenset(

@@ -74,7 +74,7 @@ class FewShotRun:
             rows.append(mean_row)
         table, test_split = format_table(rows, list(rows[0])), self.details["scored_split"]
         if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
-            table += f"\n\nTo beat, from as many examples: {line}."
+            table += f"\n\nTo beat, with the same number of examples: {line}."
         if prediction_price := self.splits[-1].get("price"):
             table += f"\n\nA prediction costs {price_line(prediction_price)}."
         if test_split != "test":

@@ -51,7 +51,9 @@ def test_points_are_chosen_on_validation_and_tested_once(whole, task):
     assert read(out / "results.json") == json.loads(json.dumps(run.to_dict()))
     assert run.splits[0]["price"]["milliseconds"]["32"] > 0 and "A prediction costs " in run.to_text()
     majority, linear = (100 * one["scores"]["test"]["macro_f1"] for one in run.details["baselines"])
-    to_beat = f"To beat, from as many examples: majority class {majority:.2f}, linear {linear:.2f} (macro_f1 on test)"
+    to_beat = (
+        f"To beat, with the same number of examples: majority class {majority:.2f}, linear {linear:.2f} (macro_f1 on test)"
+    )
     assert to_beat in (out / "results.md").read_text() and run.details["baselines"][1]["settings"] == {"draws": 2}
     assert [record["seed"] for record in run.splits] == [13, 21]
     for record in run.splits:
