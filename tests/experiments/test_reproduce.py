@@ -152,7 +152,7 @@ def test_arm_with_a_teacher_records_its_cost(work, tmp_path):
     for name in ("flops", "seconds"):
         assert report["training"][name] == teacher.runs[0]["cost"][name] > 0 < report[name]
         assert taught.teacher_cost(name) == report[name] + teacher.cost(name)
-    assert "| teacher FLOPs | teacher hours |" in table.to_text() and "What the teacher cost is on top" in table.to_text()
+    assert "| teacher FLOPs | teacher hours |" in table.to_text() and "The cost of the teacher is" in table.to_text()
 
 
 @pytest.mark.slow
@@ -313,7 +313,7 @@ def test_baselines_run_once_for_all_seeds(work, tmp_path):
     assert (tmp_path / "scierc" / "linear" / "seed-0" / "predictions" / "test.jsonl").is_file()
     price = record["price"]
     assert price["megabytes"] > 0 and 0 < price["milliseconds"]["32"] and set(price["texts_per_second"]) == {"32", "128"}
-    assert "of 128 words, by scikit-learn" in table.to_text() and f"{price['megabytes']:.3g}" in table.to_text()
+    assert "the time for 128 words with scikit-learn" in table.to_text() and f"{price['megabytes']:.3g}" in table.to_text()
     assert "2 of 2 runs are finished" in table.to_text() and "support vector machine" in table.to_text()
     assert "fine-tuned encoders" not in table.to_text()
 
@@ -766,7 +766,7 @@ def test_leads_over_the_linear_model_come_from_recorded_answers(work, tmp_path, 
     run = json.loads((out / "scierc/task-only/seed-1/results.json").read_text())
     assert run["with_linear"]["test"]["macro_f1"]["values"] == together[1:]
     assert rows["linear"].lead is None and rows["linear"].to_dict()["over_linear"] is None
-    assert "Over linear: points" in table.to_text() and "answers" not in (out / "results.json").read_text()
+    assert "Over linear: lead" in table.to_text() and "answers" not in (out / "results.json").read_text()
     # Records of older versions, of other texts, and damaged ones have no lead.
     file = out / "runs" / "scierc.task-only.seed-1.json"
     record = json.loads(file.read_text())

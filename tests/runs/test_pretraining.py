@@ -202,7 +202,7 @@ def test_other_settings_in_the_same_folder_are_refused(finished, corpus):
         go(out, corpus, blocks={"blocks": "sentences"})
     with pytest.raises(ProtocolError, match="another corpus fingerprint"):
         go(out, load_corpus(Dataset.from_list(ROWS[1:])))
-    with pytest.raises(ProtocolError, match="max_tokens: None there"):
+    with pytest.raises(ProtocolError, match="max_tokens: None in the folder"):
         go(out, corpus, max_tokens=1e9)
 
 
