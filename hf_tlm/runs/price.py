@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 LENGTHS = (32, 128)
 BATCH = 32
-# Minimal duration of a measurement, which has at least one pass.
-SECONDS = 0.1
+# Minimal duration of a measurement, and minimal number of its passes: other processes may interrupt one for that long.
+SECONDS, PASSES = 0.1, 3
 # Batches that would take longer are not measured.
 MOST_SECONDS = 2.0
 # Models with more parameters are not timed: they are not used on one core.
@@ -57,8 +57,8 @@ def price(folder: Path) -> dict[str, Any]:
     """Measure the cost of predictions by the stock model in a folder, in float32 with torch on one thread of this machine.
 
     Times are of forward passes over random token ids, without tokenisation: for one text (the fastest pass within a tenth of
-    a second), and texts per second in batches of 32. Random states are unchanged. A model that cannot be loaded or run this
-    way, for whatever reason, raises no error: its times are missing.
+    a second, of three or more), and texts per second in batches of 32. Random states are unchanged. A model that cannot be
+    loaded or run this way, for whatever reason, raises no error: its times are missing.
 
     Returns:
         megabytes (see `megabytes`), and for a model of a class of transformers whose inputs are texts or pairs: parameters,
@@ -221,10 +221,10 @@ def _create_pass(model: PreTrainedModel, batch: int, length: int) -> Callable[[]
 def _measure_seconds(run: Callable[[], Any]) -> float:
     """Return the seconds of the fastest pass, after one pass of warm-up."""
     run()
-    measurement_start, best = time.perf_counter(), float("inf")
-    while True:
+    passes: list[float] = []
+    measurement_start = time.perf_counter()
+    while len(passes) < PASSES or time.perf_counter() - measurement_start < SECONDS:
         start = time.perf_counter()
         run()
-        best = min(best, time.perf_counter() - start)
-        if time.perf_counter() - measurement_start >= SECONDS:
-            return best
+        passes.append(time.perf_counter() - start)
+    return min(passes)

@@ -101,6 +101,13 @@ def test_slow_batches_are_not_timed(folder, monkeypatch):
     assert found["milliseconds"]["32"] > 0 and found["texts_per_second"] == {}
 
 
+def test_one_interrupted_pass_does_not_count(monkeypatch):
+    """On a busy machine the only pass of a measurement was stopped for a tenth of a second, and a text cost 121 ms."""
+    clock, lengths = [0.0], iter([0.001, 0.12, 0.001, 0.002])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    assert module._measure_seconds(lambda: clock.__setitem__(0, clock[0] + next(lengths))) == pytest.approx(0.001)
+
+
 def test_onnx_graph_is_timed_on_one_thread_at_supported_lengths(monkeypatch):
     passes = []
 
