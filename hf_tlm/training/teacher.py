@@ -185,7 +185,7 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
     if accuracy is not None and accuracy - largest < LEAST_GAIN * (1 - largest):
         reasons.append(
             f"The teacher classifies {100 * accuracy:.1f}% of {held_out} correctly, hardly or not more than the "
-            f"{100 * largest:.1f}% of their largest class: it has nothing to teach. Remove --teacher."
+            f"{100 * largest:.1f}% of their largest class: it has nothing to teach. Choose another teacher, or none."
         )
     if (correlation := report.get("held_out_correlation")) is not None and correlation < LEAST_CORRELATION:
         reasons.append(
