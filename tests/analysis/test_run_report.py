@@ -262,9 +262,10 @@ def test_page_compares_two_runs(run, task, tmp_path):
     assert list(page.tables["Settings that differ"][1:]) == []
     cost = page.tables["Cost of both runs, means over seeds"]
     assert cost[1] == ["run", "10", "4,000", "2.5e+09", "", "2.000"] and cost[2][0] == "second"
-    record = json.loads((second / "results.json").read_text())
-    record["arguments"]["learning_rate"] = 0.25
-    write_json(second / "results.json", record)
+    for folder, rho1, rate in ((run, 3.0, 0.5), (second, 3, 0.25)):
+        record = json.loads((folder / "results.json").read_text())
+        record["arguments"] |= {"rho1": rho1, "learning_rate": rate}
+        write_json(folder / "results.json", record)
     differing = page_of(run, tmp_path, task=task, second=second).tables["Settings that differ"]
     assert differing[1:] == [["learning_rate", "0.5", "0.25"]]
     whole = page.tables["accuracy of both runs, in percent"]

@@ -291,6 +291,8 @@ def _defaults(run: RunFolder) -> dict[str, Any]:
 
 
 def _format_value(value: Any) -> str:
+    if isinstance(value, float):  # Without .0: the command line reads rho1 3 as 3.0, and a program may set 3.
+        return f"{value:.15g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
