@@ -184,13 +184,13 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
     accuracy, largest = report.get("held_out_accuracy"), report.get("largest_class", 1.0)
     if accuracy is not None and accuracy - largest < LEAST_GAIN * (1 - largest):
         reasons.append(
-            f"The teacher classifies {100 * accuracy:.1f}% of {held_out} correctly, hardly or not more than the "
-            f"{100 * largest:.1f}% of their largest class: it has nothing to teach. Choose another teacher, or none."
+            f"The teacher classifies {100 * accuracy:.1f}% of {held_out} correctly; always predicting their largest class "
+            f"would be right on {100 * largest:.1f}%. It has nothing to teach. Choose another teacher, or none."
         )
     if (correlation := report.get("held_out_correlation")) is not None and correlation < LEAST_CORRELATION:
         reasons.append(
-            f"The teacher's values for {held_out} hardly or not correlate with the labels ({correlation:.2f}): it has "
-            "nothing to teach. Remove --teacher."
+            f"The teacher's values for {held_out} barely correlate with the labels ({correlation:.2f}). It has "
+            "nothing to teach. Choose another teacher, or none."
         )
     if accuracy is not None and (confidence := _mean_confidence(report)) > accuracy + MOST_OVERCONFIDENT:
         reasons.append(

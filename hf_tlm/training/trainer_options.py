@@ -14,8 +14,8 @@ from hf_tlm.training.optimizers import OWN
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # Optimizers that choose matrices of the model: prefix of their names -> package.
 _MATRIX_OPTIMIZERS = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
-# Optimizers that, without `optim_args`, are not created as a check: torch's work, and ours are checked elsewhere.
-_NOT_CREATED_AS_CHECK = ("adamw_torch", "adamw_torch_fused", *OWN)
+# Optimizers that need no check without `optim_args`: torch's work, and ours are checked elsewhere.
+_ALWAYS_AVAILABLE = ("adamw_torch", "adamw_torch_fused", *OWN)
 
 
 def check_trainer_options(args: TrainingArguments) -> None:
@@ -86,7 +86,7 @@ def _check_optimizer(args: TrainingArguments) -> None:
                 f"optim {optim} needs the package {required_package}, which is not installed. Choose another optim."
             )
         return
-    if optim in _NOT_CREATED_AS_CHECK and not args.optim_args:
+    if optim in _ALWAYS_AVAILABLE and not args.optim_args:
         return
     optimizer_args = _parse_optimizer_arguments(args.optim_args)
     try:
