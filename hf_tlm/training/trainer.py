@@ -232,8 +232,8 @@ class TlmTrainer(SampledTrainer):
         self._check_warmup()
         if math.isfinite(self.args.rho1) and 0 < self.args.max_steps <= self.args.rho1:
             logger.warning(
-                "max_steps %d ends before the first task batch (one after rho1 = %d corpus batches): this stage trains on "
-                "the corpus alone.",
+                "Training ends after step %d, before the first task batch (one after rho1 = %d corpus batches): this stage "
+                "trains on the corpus alone.",
                 self.args.max_steps,
                 self.args.rho1,
             )
