@@ -159,7 +159,7 @@ def test_cards_of_the_best_run_and_of_subsets(evidence, results, tmp_path, monke
     evidence.main()
     assert sorted(path.name for path in cards.iterdir()) == ["subset-scierc-iss-20.md", "tlm-scierc-bm25.md"]
     text = (cards / "tlm-scierc-bm25.md").read_text()
-    assert "those of seed 1, the best of 2 on validation (seeds 0, 1)" in text
+    assert "from seed 1, the best of 2 seeds on validation (0, 1)" in text
     assert "| test, this seed | 70.00 |" in text and "| test, mean ± std of 2 seeds | 60.00 ± 14.14 |" in text
     text = (cards / "subset-scierc-iss-20.md").read_text()
     assert "3 of the 9 passages" in text and "passage 1" not in text

@@ -101,7 +101,7 @@ def test_options_of_the_released_script_are_recorded(task, subset, tokenizer, tm
     record = found.manifest["selection"]
     assert (record["task_split"], record["group_loss"]) == ("train", "tokens")
     report = retrieval_report(found)
-    assert "influence on the train examples" in report and "group loss tokens" in report and "off the train loss" in report
+    assert "influence on the train examples" in report and "group loss tokens" in report and "of the train loss" in report
     found.save(tmp_path / "saved")
     card = (tmp_path / "saved" / CARD_FILE).read_text(encoding="utf-8")
     assert "batches of train examples" in card and "validation examples" not in card
@@ -202,7 +202,7 @@ def test_saved_selection_is_equal_and_described(task, subset, by_influence, tmp_
         f"| passages of the subset | {len(found)} (" in report and f"| {max(found.dataset['influence'][:]):,.3g} |" in report
     )
     card = (tmp_path / "saved" / CARD_FILE).read_text(encoding="utf-8")
-    assert f"Of what was found, a part was selected: {description}." in card and "`influence_rank`" in card
+    assert f"A part of the passages found was selected: {description}." in card and "`influence_rank`" in card
     assert f"\n{len(found)} of the 60 passages" in card and "iss" in yaml.safe_load(card.split("---")[1])["tags"]
     assert found.manifest["versions"].keys() >= {"torch", "transformers", "hf_tlm"}
 

@@ -81,7 +81,7 @@ def test_load_dataset_reads_the_folder(either, tmp_path):
 
 
 def test_card_has_metadata_counts_and_fingerprint(subset, random_subset, tmp_path):
-    for saved_subset, text in ((subset, "top 2 passages of each"), (random_subset, "Drawn uniformly")):
+    for saved_subset, text in ((subset, "top 2 passages for each"), (random_subset, "drawn uniformly")):
         saved_subset.save(tmp_path / saved_subset.manifest["retriever"])
         card = (tmp_path / saved_subset.manifest["retriever"] / CARD_FILE).read_text(encoding="utf-8")
         front = yaml.safe_load(card.split("---")[1])

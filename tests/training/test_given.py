@@ -49,7 +49,7 @@ def rows(length=3, **columns):
         ({"data_collator": list}, "data_collator: TlmTrainer creates its own"),
         (
             {"train_dataset": TorchDataset()},
-            r"train_dataset: expected a datasets.Dataset.*received Rows.*hf_tlm.data.tokenize",
+            r"train_dataset: expected a datasets.Dataset.*received TorchDataset.*hf_tlm.data.tokenize",
         ),
         ({"train_dataset": Dataset.from_list([{"text": "a", "label": 0}])}, "received one with the columns text, label"),
         ({"corpus_dataset": Dataset.from_list([{"text": "a"}]), "rho1": 1}, "corpus_dataset: expected a datasets.Dataset"),

@@ -90,7 +90,7 @@ def test_seed_figure_is_in_record_text_card_and_report(whole, base, tmp_path, fi
     name, said, what = about.highlights(folder)[0]
     assert (name, said) == ("test Macro-F1", f"{value} %") and what.startswith(f"{word} of 2 seeds, mean {mean} ±")
     (table, *_) = about.scores(folder).blocks
-    assert [column.title for column in table.columns] == ["metric", "on", "mean", "±", word, "seed 3", "seed 4"]
+    assert [column.title for column in table.columns] == ["metric", "split", "mean", "±", word, "seed 3", "seed 4"]
     assert [row[4].text for row in table.rows if row[1].text == "test"][0] == value
 
 

@@ -126,7 +126,7 @@ def test_one_command_finetunes_all_checkpoints(pretrained, tmp_path, monkeypatch
     record["points"].append(third)
     (tmp_path / "out" / "grid.json").write_text(json.dumps(record))
     (chart,) = curves(read_run(tmp_path / "out"))
-    assert "against the pretraining's steps" in chart.title and [name for name, _ in chart.lines] == ["seed 0", "seed 1"]
+    assert "by step of the pretraining" in chart.title and [name for name, _ in chart.lines] == ["seed 0", "seed 1"]
     assert [cell.text for row in chart.numbers.rows for cell in row[:2]][:6] == ["seed 0", "1", "seed 0", "2", "seed 0", "3"]
     scores = third["validation"]["macro_f1"] | {"values": [10**400, 0]}
     for damaged in ({"folder": ""}, {**third, "validation": {"macro_f1": scores}}):
