@@ -116,7 +116,7 @@ def test_sampled_splits_are_reported():
         (
             {"model": {"model_name_or_path": "bert", "embedding_init": "random"}},
             "trained further from `bert`",
-            "no large pretrained",
+            "without a large pretrained",
         ),
         ({"model": {**RUN["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "Nothing"),
         (
