@@ -193,9 +193,8 @@ def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPag
     for better in (True, False):
         blocks.append(_examples_table(pairing, names, predictions, rows, options, better))
     complete = all(len(predicted.seeds) == len(run.seeds) for predicted, run in zip(predictions, runs, strict=True))
-    return Section(f"Comparison with {names[1]}", "against", blocks), lead if complete and first.split == _split_of(
-        runs
-    ) else None
+    is_lead_of_runs = complete and first.split == _split_of(runs)
+    return Section(f"Comparison with {names[1]}", "against", blocks), lead if is_lead_of_runs else None
 
 
 def labels(runs: Runs) -> tuple[str, str]:

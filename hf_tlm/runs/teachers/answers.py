@@ -71,9 +71,8 @@ def held_out_correlation(description: str, values: np.ndarray, labels: np.ndarra
         values: float [N, 1].
         labels: float [N].
     """
-    deviations = values[:, 0] - values.mean(), labels - labels.mean()
-    norm = np.sqrt(np.prod([(deviation**2).sum() for deviation in deviations]))
-    correlation = float(np.prod(deviations, axis=0).sum() / norm) if norm else 0.0
+    is_defined = np.ptp(values) > 0 and np.ptp(labels) > 0
+    correlation = float(np.corrcoef(values[:, 0], labels)[0, 1]) if is_defined else 0.0
     return {"held_out": description, "held_out_correlation": round(correlation, 4)}
 
 
