@@ -43,13 +43,14 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return  # The work is for one process; others that `accelerate launch` started have nothing to do.
     check_models(args.model_name_or_path)
-    columns, separator, data_options = None, None, ()
-    if args.data is not None:
-        columns = text_columns(task_args.text_column, task_args.text_pair_column)
-        separator, data_options = task_args.separator, ("text_column", "text_pair_column", "separator")
+    columns, separator, has_data = None, None, args.data is not None
+    if has_data:
+        columns, separator = text_columns(task_args.text_column, task_args.text_pair_column), task_args.separator
     given = [name for name, value in vars(task_args).items() if value != getattr(CheckArguments(), name)]
-    if task_args.task is None and (idle := [name for name in given if name not in data_options]):
-        raise HfTlmError(f"--{idle[0]} has no effect without --task. Remove it.")
+    for name in given if task_args.task is None else ():
+        is_of_data = name in ("text_column", "text_pair_column", "separator")
+        if not (has_data and is_of_data):
+            raise HfTlmError(f"--{name} has no effect without --task{' or --data' if is_of_data else ''}. Remove it.")
 
     # 2. The task: the one given, or that of the run.
     task = None if task_args.task is None else task_args.load()

@@ -65,7 +65,7 @@ def test_exported_run_predicts(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["export", *HERE, "--text_column", "body"], "--text_column has no effect without --task"),
+        (["export", *HERE, "--text_column", "body"], "--text_column has no effect without --task or --data"),
         (["export", *HERE, "--data", __file__, "--label_column", "body"], "--label_column has no effect without --task"),
         (
             ["export", *HERE],
