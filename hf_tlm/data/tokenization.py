@@ -16,6 +16,7 @@ from datasets import Dataset
 from tokenizers import BertWordPieceTokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
+from hf_tlm.data.word_pieces import WordPieceEncoder, word_piece_encoder
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.utils.arrow_files import cache_folder, is_intact, map_rows, seal_rows, without_format
@@ -289,11 +290,17 @@ def tokenize(
     dataset, max_length = without_format(dataset), to_python(max_length)
     pairs = "text_pair" in dataset.column_names
     type_ids = (pairs or all_types) and "token_type_ids" in tokenizer.model_input_names
+    encoder = _find_encoder(tokenizer)
 
     def encode(batch: dict) -> dict:
+        texts, seconds = batch["text"], batch["text_pair"] if pairs else None
+        if encoder is not None:
+            remembered = encoder.encode(texts, seconds, max_length=max_length, type_ids=type_ids)
+            if remembered is not None:
+                return remembered
         encoded = tokenizer(
-            batch["text"],
-            batch["text_pair"] if pairs else None,
+            texts,
+            seconds,
             truncation=True,
             max_length=max_length,
             return_attention_mask=False,
@@ -350,6 +357,15 @@ def _describe_non_text(dataset: Dataset, name: str) -> str | None:
     if rows.data.column(name).null_count and any(text is None for text in rows[name]):
         return "rows without a text. Remove such rows"
     return None
+
+
+def _find_encoder(tokenizer: PreTrainedTokenizerBase) -> WordPieceEncoder | None:
+    """Return an encoder that gives the same ids and types as the tokenizer; None where only the tokenizer itself does."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    own_code = not type(tokenizer).__module__.startswith("transformers.")
+    if backend is None or own_code or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
+        return None
+    return word_piece_encoder(backend.to_str())
 
 
 def _fingerprint(

@@ -14,6 +14,9 @@ from typing import Any
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # As in hf_tlm.
 
+# (texts, length to truncate and pad to) -> token ids, attention masks.
+Encode = Callable[[list[str], int], tuple[list[list[int]], list[list[int]]]]
+
 
 def peak_megabytes() -> float:
     """Return the peak resident memory of this process so far in 10^6 bytes, as Linux counts it."""
@@ -25,7 +28,7 @@ def peak_megabytes() -> float:
     raise OSError("/proc/self/status has no VmHWM")
 
 
-def encoder(tokenizer_file: str) -> Callable[[list[str], int], tuple[list[list[int]], list[list[int]]]]:
+def encoder(tokenizer_file: str) -> Encode:
     """Return a function that encodes texts: (texts, length to truncate or pad to) -> (token ids, attention masks)."""
     from tokenizers import Tokenizer
 
@@ -40,8 +43,8 @@ def encoder(tokenizer_file: str) -> Callable[[list[str], int], tuple[list[list[i
     return encode
 
 
-def classifier(graph: str, tokenizer_file: str) -> Callable[[list[str], int], Any]:
-    """Return a function that classifies texts on one thread: (texts, length of `encoder`) -> argmax of the first output."""
+def classifier(graph: str, encode: Encode) -> Callable[[list[str], int], Any]:
+    """Return a function that classifies texts on one thread: (texts, length for `encode`) -> argmax of the first output."""
     import numpy as np
     import onnxruntime
 
@@ -49,7 +52,7 @@ def classifier(graph: str, tokenizer_file: str) -> Callable[[list[str], int], An
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    encode, names = encoder(tokenizer_file), [entry.name for entry in session.get_inputs()]
+    names = [entry.name for entry in session.get_inputs()]
 
     def classify(texts: list[str], length: int) -> Any:
         ids, mask = (np.array(rows, dtype=np.int64) for rows in encode(texts, length))
@@ -65,7 +68,7 @@ def main(graph: str, tokenizer_file: str, length: str) -> None:
     The first text is classified alone, then all texts twice as one batch: onnxruntime plans its memory at the first batch of
     a shape, and allocates it at the second.
     """
-    classify, texts = classifier(graph, tokenizer_file), json.load(sys.stdin)
+    classify, texts = classifier(graph, encoder(tokenizer_file)), json.load(sys.stdin)
     for batch in (texts[:1], texts, texts):
         classify(batch, int(length))
     print(peak_megabytes())

@@ -24,6 +24,7 @@ from hf_tlm.data import (
     tokenize,
     train_wordpiece,
 )
+from hf_tlm.data.word_pieces import WordPieceEncoder
 from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.runs.finetuning import kind_module
 from hf_tlm.tasks import load_task
@@ -204,8 +205,9 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def calls(monkeypatch):
     """A list with one entry for each call of a tokenizer."""
-    made, call = [], PreTrainedTokenizerBase.__call__
+    made, call, encode = [], PreTrainedTokenizerBase.__call__, WordPieceEncoder.encode
     monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", lambda *a, **k: made.append(0) or call(*a, **k))
+    monkeypatch.setattr(WordPieceEncoder, "encode", lambda *a, **k: made.append(0) or encode(*a, **k))
     return made
 
 
@@ -289,15 +291,15 @@ def test_cache_is_safe_with_concurrent_and_killed_processes(tokenizer, cache, tm
     """A kill leaves no file that is read, and two processes that write the same file both get complete rows."""
     folder, fork = write_task(tmp_path / "films", TEXTS * 200), multiprocessing.get_context("fork")
     both, results = fork.Barrier(2), fork.SimpleQueue()
-    call, expected = PreTrainedTokenizerBase.__call__, tokenizer(TEXTS * 200, truncation=True, max_length=4)["input_ids"]
+    encode, expected = WordPieceEncoder.encode, tokenizer(TEXTS * 200, truncation=True, max_length=4)["input_ids"]
 
     def run(in_between):
         def counted(*args, **kwargs):
             made.append(0)
             in_between(len(made))
-            return call(*args, **kwargs)
+            return encode(*args, **kwargs)
 
-        made, PreTrainedTokenizerBase.__call__ = [], counted
+        made, WordPieceEncoder.encode = [], counted
         rows = tokenize(load_task(folder).train, tokenizer, 4)
         results.put((rows["input_ids"][:] == expected, len(made)))
 

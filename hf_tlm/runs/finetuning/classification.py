@@ -26,7 +26,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import class_names, reading
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.kinds import compute_scores
+from hf_tlm.runs.finetuning.kinds import compute_scores, pad
 from hf_tlm.runs.records import logits_to_predictions
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task, released_length
@@ -50,9 +50,11 @@ def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict[str, Any]]) 
         {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}; with a teacher also
         "teacher_probs", float32 [B, C].
     """
-    names = ("input_ids", "token_type_ids", "label", "teacher_probs")
-    rows = [{name: feature[name] for name in names if name in feature} for feature in features]
-    return dict(DataCollatorWithPadding(tokenizer)(rows))
+    batch = pad(features, tokenizer, side=tokenizer.padding_side)
+    values = {"label": "labels", "teacher_probs": "teacher_probs"}
+    return batch | {
+        key: torch.tensor([feature[name] for feature in features]) for name, key in values.items() if name in features[0]
+    }
 
 
 def decode(

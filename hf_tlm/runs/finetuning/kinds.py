@@ -283,7 +283,9 @@ class EvaluationSet:
             # The first row of a batch is the longest.
             max_rows = batch_size if most_tokens is None else most_tokens // max(1, int(self.lengths[start]))
             end = min(start + max(1, min(batch_size, max_rows)), len(self.lengths))
-            batch_outputs.append(logits_of(collate([self.by_length[row] for row in range(start, end)])))
+            columns = self.by_length[start:end]
+            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            batch_outputs.append(logits_of(collate(rows)))
             start = end
         outputs = tuple(map(_concatenate_padded, zip(*batch_outputs, strict=True)))
         return self.in_order(outputs if len(outputs) > 1 else outputs[0])

@@ -19,7 +19,7 @@ def test_deploy_benchmark_measures_all_configurations(tokenizer, tmp_path):
     # An encoder of another size and with another vocabulary.
     words = train_wordpiece([row["text"] for row in sentences(40, 7)], 150)
     larger = pretrained(tmp_path / "larger", words, num_hidden_layers=2, max_position_embeddings=128, vocab_size=150)
-    write_files(tmp_path, train=5000)
+    write_files(tmp_path, train=25_000)
     go(tmp_path / "encoder", larger, load_task(str(tmp_path / "task")), max_steps=3)
     arguments = ["--models", f"task={run}", "--tasks_dir", tmp_path, "--shapes", "--corpus", tmp_path / "corpus.parquet"]
     arguments += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
