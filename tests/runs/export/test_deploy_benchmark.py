@@ -36,6 +36,9 @@ def test_deploy_benchmark_measures_all_configurations(tokenizer, tmp_path):
     assert len(batches) == 2 * len(rows) and "batches" not in rows[0]
     of_one = [batches[0][name] for name in batches[0] if name.startswith("of ")]
     assert batches[0]["tokens"] == 32 and max(of_one) == rows[0]["texts/s, 32 tokens"] and min(of_one) > 0
+    words_of = found["tokenising"]["rows"]
+    assert [row["tokenizer of"] for row in words_of] == ["coffee", "MiniLM"]
+    assert all(row["texts"] == 25_048 and min(row["memory, second pass"], row["tokenizers"]) > 0 for row in words_of)
     operators = found["operators"]["rows"]
     assert [row["model"] for row in operators] == ["coffee", "MiniLM"] and operators[0]["products with weights"] > 0
     for row, folder in zip(operators, (run, tmp_path / "encoder"), strict=True):
