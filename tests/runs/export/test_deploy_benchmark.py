@@ -19,7 +19,12 @@ def test_deploy_benchmark_measures_all_configurations(tokenizer, tmp_path):
     # An encoder of another size and with another vocabulary.
     words = train_wordpiece([row["text"] for row in sentences(40, 7)], 150)
     larger = pretrained(tmp_path / "larger", words, num_hidden_layers=2, max_position_embeddings=128, vocab_size=150)
-    write_files(tmp_path, train=25_000)
+    write_files(tmp_path)
+    # Long texts: the benchmark answers none twice.
+    rows = [
+        row | {"text": " and ".join(other["text"] for other in sentences(25, i))} for i, row in enumerate(sentences(1000))
+    ]
+    (tmp_path / "task/train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     go(tmp_path / "encoder", larger, load_task(str(tmp_path / "task")), max_steps=3)
     arguments = ["--models", f"task={run}", "--tasks_dir", tmp_path, "--shapes", "--corpus", tmp_path / "corpus.parquet"]
     arguments += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
@@ -38,7 +43,10 @@ def test_deploy_benchmark_measures_all_configurations(tokenizer, tmp_path):
     assert batches[0]["tokens"] == 32 and max(of_one) == rows[0]["texts/s, 32 tokens"] and min(of_one) > 0
     words_of = found["tokenising"]["rows"]
     assert [row["tokenizer of"] for row in words_of] == ["coffee", "MiniLM"]
-    assert all(row["texts"] == 25_048 and min(row["memory, second pass"], row["tokenizers"]) > 0 for row in words_of)
+    assert all(row["texts"] == 1_048 and min(row["memory, second pass"], row["tokenizers"]) > 0 for row in words_of)
+    whole = found["files"]["rows"]
+    assert [(row["model"], row["rows"]) for row in whole] == [("coffee", 1_048), ("MiniLM", 1_048)]
+    assert all(row["rows/s"] > 0 for row in whole)
     operators = found["operators"]["rows"]
     assert [row["model"] for row in operators] == ["coffee", "MiniLM"] and operators[0]["products with weights"] > 0
     for row, folder in zip(operators, (run, tmp_path / "encoder"), strict=True):
