@@ -1,6 +1,8 @@
 """The memory of words gives exactly what the tokenizer gives, or declines."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from datasets import Dataset
@@ -130,3 +132,21 @@ def test_a_full_memory_begins_again(monkeypatch):
 def test_no_room_for_tokens_is_left_to_the_tokenizer():
     encoder = _find_encoder(TOKENIZERS["lower case"])
     assert encoder.encode(["a"], max_length=2) is None and encoder.encode(["a"], ["a"], max_length=3) is None
+
+
+def test_the_module_imports_only_tokenizers(tmp_path):
+    """A program without torch may use it (docs/how_to/onnxruntime_without_torch.md)."""
+    tokenizer = TOKENIZERS["lower case"]
+    tokenizer.save_pretrained(tmp_path)
+    program = f"""
+import sys
+from pathlib import Path
+
+from hf_tlm.data.word_pieces import word_piece_encoder
+
+encoder = word_piece_encoder(Path({str(tmp_path / "tokenizer.json")!r}).read_text(encoding="utf-8"))
+print(encoder.encode(["a gene binds"], max_length=128)["input_ids"])
+print({{"torch", "transformers", "datasets", "numpy"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str([tokenizer("a gene binds")["input_ids"]]), "set()"]
