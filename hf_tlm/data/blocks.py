@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_tlm.corpora import Corpus
 from hf_tlm.data.masking import with_draws
 from hf_tlm.data.tokenization import TokenizerError, backend_settings
+from hf_tlm.data.word_pieces import find_encoder
 from hf_tlm.errors import BlocksError
 from hf_tlm.utils.arrow_files import cache_folder, find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory, atomic_write
@@ -81,6 +83,7 @@ class BlockMaker:
                 "RoBERTa, ...), or remove --tokenizer_name to train one."
             )
         self.tokenizer, self.mode, self.capacity = tokenizer, mode, max_length - 2
+        self.encoder = find_encoder(tokenizer) if mode == CONTIGUOUS else None  # Sentences need the tokens' offsets.
         self.blocks: list[np.ndarray] = []
         self.open: list[int] = []
         self.tokens = 0
@@ -88,22 +91,29 @@ class BlockMaker:
     def add(self, texts: Sequence[str]) -> Iterator[None]:
         """Append texts, and yield after each one, when `blocks`, `open` and `tokens` include exactly the texts so far."""
         for chunk in batch_by_size(texts, _CHUNK_CHARACTERS):
-            encoded = self.tokenizer(
-                chunk,
-                add_special_tokens=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                return_offsets_mapping=self.mode == SENTENCES,
-                verbose=False,  # No warning: texts longer than the model's maximum are expected here.
-            )
-            for index, ids in enumerate(encoded["input_ids"]):
+            for index, (ids, offsets) in enumerate(self._encode(chunk)):
                 if ids and self.mode == CONTIGUOUS:
                     self.open += [self.last, *ids] if self.tokens else ids
                     self._cut_full_blocks()
                 elif ids:
-                    self._add_sentences(_split_sentences(chunk[index], ids, encoded["offset_mapping"][index]))
+                    self._add_sentences(_split_sentences(chunk[index], ids, offsets))
                 self.tokens += len(ids)
                 yield
+
+    def _encode(self, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+        """Yield the token ids of each text, without special tokens, and for sentences the offsets of the tokens."""
+        if self.encoder is not None:
+            yield from ((self.encoder.word_ids(text), []) for text in texts)
+            return
+        encoded = self.tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=self.mode == SENTENCES,
+            verbose=False,  # No warning: texts longer than the model's maximum are expected here.
+        )
+        yield from zip(encoded["input_ids"], encoded.get("offset_mapping") or repeat([]), strict=False)
 
     def finish(self) -> None:
         """Move the block that is being filled to `blocks`, if it has tokens."""

@@ -16,7 +16,7 @@ from datasets import Dataset
 from tokenizers import BertWordPieceTokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from hf_tlm.data.word_pieces import WordPieceEncoder, word_piece_encoder
+from hf_tlm.data.word_pieces import find_encoder
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.utils.arrow_files import cache_folder, is_intact, map_rows, seal_rows, without_format
@@ -290,7 +290,7 @@ def tokenize(
     dataset, max_length = without_format(dataset), to_python(max_length)
     pairs = "text_pair" in dataset.column_names
     type_ids = (pairs or all_types) and "token_type_ids" in tokenizer.model_input_names
-    encoder = _find_encoder(tokenizer)
+    encoder = find_encoder(tokenizer)
 
     def encode(batch: dict) -> dict:
         texts, seconds = batch["text"], batch["text_pair"] if pairs else None
@@ -357,15 +357,6 @@ def _describe_non_text(dataset: Dataset, name: str) -> str | None:
     if rows.data.column(name).null_count and any(text is None for text in rows[name]):
         return "rows without a text. Remove such rows"
     return None
-
-
-def _find_encoder(tokenizer: PreTrainedTokenizerBase) -> WordPieceEncoder | None:
-    """Return an encoder that gives the same ids and types as the tokenizer; None where only the tokenizer itself does."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    own_code = not type(tokenizer).__module__.startswith("transformers.")
-    if backend is None or own_code or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
-        return None
-    return word_piece_encoder(backend.to_str())
 
 
 def _fingerprint(

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -34,6 +35,18 @@ class WordPieceEncoder:
         self._has_added = re.compile("|".join(map(re.escape, added)) or "(?!)").search
         self._single, self._pair = _Template(tokenizer, "a"), _Template(tokenizer, "a", "a")
 
+    def word_ids(self, text: str, most: int = sys.maxsize) -> list[int]:
+        """Return the first `most` token ids of a text, without special tokens around it."""
+        known, ids = self._known, list[int]()
+        for word in self._words(text):
+            try:
+                ids += known[word]
+            except KeyError:
+                ids += self._tokenise(word)
+            if len(ids) >= most:
+                return ids[:most]
+        return ids
+
     def encode(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int, type_ids: bool = False
     ) -> dict[str, list[list[int]]] | None:
@@ -53,25 +66,13 @@ class WordPieceEncoder:
         columns: dict[str, list[list[int]]] = {name: [] for name in names}
         for row, text in enumerate(texts):
             if pairs is None:
-                parts = [self._word_ids(text, room)]
+                parts = [self.word_ids(text, room)]
             else:
-                parts = _truncate_pair(self._word_ids(text), self._word_ids(pairs[row]), room)
+                parts = _truncate_pair(self.word_ids(text), self.word_ids(pairs[row]), room)
             columns["input_ids"].append(template.join(parts))
             if type_ids:
                 columns["token_type_ids"].append(template.types(parts))
         return columns
-
-    def _word_ids(self, text: str, most: int = sys.maxsize) -> list[int]:
-        """Return the first `most` token ids of a text, without special tokens around it."""
-        known, ids = self._known, list[int]()
-        for word in self._words(text):
-            try:
-                ids += known[word]
-            except KeyError:
-                ids += self._tokenise(word)
-            if len(ids) >= most:
-                return ids[:most]
-        return ids
 
     def _words(self, text: str) -> list[str]:
         """Split a text into words and punctuation. Parts that only the tokenizer can split begin with a space."""
@@ -158,3 +159,12 @@ def word_piece_encoder(settings: str) -> WordPieceEncoder | None:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return WordPieceEncoder(tokenizer, [token["content"] for token in parts["added_tokens"]], normalizer["lowercase"])
+
+
+def find_encoder(tokenizer: Any) -> WordPieceEncoder | None:
+    """Return an encoder that gives what a tokenizer of transformers gives; None where only the tokenizer itself does."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    own_code = not type(tokenizer).__module__.startswith("transformers.")
+    if backend is None or own_code or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
+        return None
+    return word_piece_encoder(backend.to_str())

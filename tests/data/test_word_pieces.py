@@ -12,8 +12,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from hf_tlm.data import tokenize, train_wordpiece, word_pieces
-from hf_tlm.data.tokenization import _find_encoder
-from hf_tlm.data.word_pieces import word_piece_encoder
+from hf_tlm.data.word_pieces import find_encoder, word_piece_encoder
 
 WORDS = "the The gene-binds p<0.05 [MASK] [mask] [SEP] naïve STRASSE Σίσυφος İ 中文字 がっこう 👍🏽 _".split()
 ODD = ["\t", "\r\n", *"\x00\x7f\x85\xa0\u0301\u200d\u2028\u3000\ufffd", "x" * 120, "  "]
@@ -49,6 +48,8 @@ def test_ids_and_types_are_those_of_the_tokenizer(name, texts, max_length):
             expected = tokenizer(first, pairs, truncation=True, max_length=max_length, return_token_type_ids=True)
             found = encoder.encode(first, pairs, max_length=max_length, type_ids=True)
             assert found == {name: expected[name] for name in ("input_ids", "token_type_ids")}
+    plain = tokenizer(first, add_special_tokens=False, verbose=False)["input_ids"]
+    assert [encoder.word_ids(text) for text in first] == plain
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -90,7 +91,7 @@ def test_tokenizers_whose_words_depend_on_their_neighbours_are_declined():
 def test_added_tokens_are_found_before_a_text_is_split():
     tokenizer = train_wordpiece(["a gene binds the cells"] * 5, 60)
     tokenizer.add_special_tokens({"additional_special_tokens": ["[CITE]", "@@"]})
-    encoder = _find_encoder(tokenizer)
+    encoder = find_encoder(tokenizer)
     text = "a gene [CITE]binds@@@ the[CITE] [cite] @ cells"
     assert encoder.encode([text], max_length=64)["input_ids"] == [tokenizer(text)["input_ids"]]
 
@@ -101,7 +102,7 @@ def test_settings_of_transformers_are_kept(changes):
     rows = Dataset.from_dict({"text": ["the gene binds the [MASK] cells"]})
     for name, value in changes.items():
         setattr(tokenizer, name, value)
-    assert _find_encoder(tokenizer) is None
+    assert find_encoder(tokenizer) is None
     expected = tokenizer(rows["text"][0], truncation=True, max_length=7)["input_ids"]
     assert list(tokenize(rows, tokenizer, 7)["input_ids"][0]) == expected
 
@@ -130,7 +131,7 @@ def test_a_full_memory_begins_again(monkeypatch):
 
 
 def test_no_room_for_tokens_is_left_to_the_tokenizer():
-    encoder = _find_encoder(TOKENIZERS["lower case"])
+    encoder = find_encoder(TOKENIZERS["lower case"])
     assert encoder.encode(["a"], max_length=2) is None and encoder.encode(["a"], ["a"], max_length=3) is None
 
 
@@ -142,7 +143,7 @@ def test_the_module_imports_only_tokenizers(tmp_path):
 import sys
 from pathlib import Path
 
-from hf_tlm.data.word_pieces import word_piece_encoder
+from hf_tlm.data.word_pieces import find_encoder, word_piece_encoder
 
 encoder = word_piece_encoder(Path({str(tmp_path / "tokenizer.json")!r}).read_text(encoding="utf-8"))
 print(encoder.encode(["a gene binds"], max_length=128)["input_ids"])
