@@ -46,6 +46,7 @@ SMALL_WORDS, NIGHT_WORDS, MINILM_WORDS, STATIC_WIDTH = 8_000, 16_000, 30_522, 25
 SECTIONS = {
     "price": "What a prediction costs",
     "batches": "Texts a second by the size of a batch",
+    "threads": "Several cores",
     "tokenising": "What tokenising costs",
     "files": "A file from the command line",
     "operators": "Where the time of 8 bits goes",
@@ -60,13 +61,18 @@ NOTES = {
         "table below). The scale minute has coffee's size; 2 x 64 is of reproduce/small_body."
     ),
     "batches": "In the same processes: 64 texts in batches of so many, the best of three rounds, each with other texts.",
+    "threads": (
+        "Texts a second of the 8-bit graphs in onnxruntime alone, in batches of 256 tokens: on one core; on all cores with "
+        "threads inside each operator, in batches of 256 tokens a core; on all cores with a batch on each, as `hf-tlm "
+        "predict` computes them. Best of five."
+    ),
     "tokenising": (
         "Microseconds a text, all texts of the task on one thread, cut to 128 tokens: by `encode_batch_fast` of tokenizers, "
         "by the tokenizer of transformers, and by the memory of words, which is empty before the first pass. The ids are "
         "the same. Best of three."
     ),
     "files": (
-        "`hf-tlm predict --backend onnx --onnx_dtype int8 --num_threads 1` on all texts of the task, cut to 128 tokens: "
+        "`hf-tlm predict --backend onnx --onnx_dtype int8` on all texts of the task, cut to 128 tokens: "
         "opening of the model, reading and writing of csv files included, imports not. Best of two."
     ),
     "operators": (
@@ -189,7 +195,7 @@ def tokenising(folder: str, texts_file: str) -> dict:
 
 
 def files(folder: str, texts_file: str) -> dict:
-    """Measure `hf-tlm predict` with an 8-bit graph on one thread, from a csv to a csv."""
+    """Measure `hf-tlm predict` with an 8-bit graph, from a csv to a csv."""
     import csv
     import tempfile
 
@@ -197,17 +203,50 @@ def files(folder: str, texts_file: str) -> dict:
 
     with open(texts_file, encoding="utf-8") as file:
         texts = json.load(file)["all"]
-    options = {"backend": "onnx", "onnx_dtype": "int8", "num_threads": 1, "max_length": LENGTHS[-1], "text_columns": "text"}
+    options = {"backend": "onnx", "onnx_dtype": "int8", "max_length": LENGTHS[-1], "text_columns": "text"}
+    found: dict = {"rows": len(texts)}
     with tempfile.TemporaryDirectory() as scratch:
-        times = []
-        for part in (texts[:100], texts, texts):  # The first imports what is needed.
-            data = Path(scratch) / "texts.csv"
-            with open(data, "w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows([["text"], *([text] for text in part)])
-            begun = time.perf_counter()
-            predict(folder, str(data), Path(scratch) / "answers.csv", **options)
-            times.append(time.perf_counter() - begun)
-    return {"rows": len(texts), "rows/s": len(texts) / min(times[1:])}
+        data, answers = Path(scratch) / "texts.csv", Path(scratch) / "answers.csv"
+        for name, threads in {"one core": 1, "all cores": None}.items():
+            times = []
+            for part in (texts[:100], texts, texts):  # The first imports what is needed.
+                with open(data, "w", encoding="utf-8", newline="") as file:
+                    csv.writer(file).writerows([["text"], *([text] for text in part)])
+                begun = time.perf_counter()
+                predict(folder, str(data), answers, num_threads=threads, **options)
+                times.append(time.perf_counter() - begun)
+            found[f"rows/s, {name}"] = len(texts) / min(times[1:])
+    return found
+
+
+def threads(graph: str) -> dict:
+    """Measure an 8-bit graph on one core and on all, with threads inside its operators and with a batch on each core."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+    import onnxruntime
+
+    from hf_tlm.models.onnx_session import cores
+
+    rng, found = np.random.default_rng(0), {"cores": cores()}
+    for length in LENGTHS:
+        # Threads inside an operator, batches at the same time, tokens of a batch.
+        ways = {"one core": (1, 1, 1), "inside operators": (cores(), 1, cores()), "a batch on each": (1, cores(), 1)}
+        for name, (inside, beside, share) in ways.items():
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads, options.log_severity_level = inside, 3
+            session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+            names, times = [entry.name for entry in session.get_inputs()], []
+            ids = rng.integers(100, size=(TOKENS * share // length, length))
+            values = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+            inputs = [{name: values[name] for name in names}] * (PASSES // share)
+            with ThreadPoolExecutor(beside) as pool:
+                for _ in range(ROUNDS + 2):
+                    begun = time.perf_counter()
+                    list(pool.map(lambda one, session=session: session.run(None, one), inputs))
+                    times.append(time.perf_counter() - begun)
+            found[f"{length} tokens, {name}"] = len(inputs) * len(ids) / min(times)
+    return found
 
 
 def _torch(side: str, folder: Path):
@@ -313,6 +352,8 @@ def main() -> None:
     file.add("price", rows)
     file.add("batches", batches)
     graphs = {name: exported / "onnx/model_quantized.onnx" for name, (_, exported) in sides.items()}
+    graphs = {name: exported / "onnx/model_quantized.onnx" for name, (_, exported) in sides.items()}
+    file.add("threads", [{"model": name, **_of_process("--threads", str(graph))} for name, graph in graphs.items()])
     stock = {name: sides[name][0] for name in ("coffee", "MiniLM") if name in sides}
     words = [{"tokenizer of": name, **_of_process("--tokenising", str(one), str(texts))} for name, one in stock.items()]
     file.add("tokenising", words)
@@ -563,7 +604,7 @@ def _picture(rows: list[dict], scores: list[dict], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    parts = {"--side": measure, "--tokenising": tokenising, "--files": files, "--profile": profile}
+    parts = {"--side": measure, "--tokenising": tokenising, "--files": files, "--threads": threads, "--profile": profile}
     if (part := parts.get("".join(sys.argv[1:2]))) is None:
         main()
     else:

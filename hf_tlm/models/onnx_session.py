@@ -13,10 +13,6 @@ from hf_tlm.errors import ModelError
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.run_files import ONNX_FILES
 
-# Tokens per core in a batch, padding included, so that values between two operators can stay in the core's own cache. More
-# were slower (benchmarks/results/deploy.md).
-TOKENS_A_CORE = 256
-
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
@@ -30,7 +26,7 @@ def check_dtypes(dtypes: Iterable[str]) -> None:
 
 
 class OnnxModel:
-    """An exported model on the CPU, which maps a batch to its logits.
+    """An exported model on the CPU, which maps a batch to its logits on one core. Several threads may call it at once.
 
     A file from a stranger runs no code: operators are onnxruntime's own, and weights in other files are read only from
     beside it.
@@ -38,14 +34,18 @@ class OnnxModel:
     Args:
         folder: a folder that `hf_tlm.runs.export_onnx` wrote, or another one with that layout.
         dtype: of `ONNX_FILES`.
-        num_threads: None: one per core.
+        num_threads: number of batches that are to be computed at the same time, each on one core; None: one per core.
 
     Attributes:
         most_tokens: recommended maximum of tokens in a batch, padding included; more are slower.
+        num_threads: as above.
 
     Raises:
         ModelError: onnxruntime is not installed, `num_threads` is below 1, or the file is missing or cannot be run.
     """
+
+    # Values between two operators can then stay in the core's own cache (benchmarks/results/deploy.md).
+    most_tokens = 256
 
     def __init__(self, folder: Path, dtype: str = "fp32", num_threads: int | None = None):
         try:
@@ -63,14 +63,14 @@ class OnnxModel:
             raise ModelError(f"{folder} has no {ONNX_FILES[dtype]}, which {dtype} is read from. {hint}.")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # Errors; warnings are of its own optimisations.
-        if num_threads is not None:
-            options.intra_op_num_threads = num_threads
+        # An operator of a small model is too short to be shared by cores: two threads in it were slower than one.
+        options.intra_op_num_threads = 1
         try:
             self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # Its errors have no class in common.
             raise ModelError(f"onnxruntime cannot load {path}: {' '.join(str(error).split()):.300}") from error
         self.inputs = [entry.name for entry in self.session.get_inputs()]
-        self.most_tokens = TOKENS_A_CORE * (num_threads or cores())
+        self.num_threads = num_threads or cores()
 
     def __call__(self, batch: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
         """Return the logits of a batch, float32, one array for each output.

@@ -150,7 +150,9 @@ class PredictorArguments:
     onnx_dtype: Annotated[str, _WITHOUT_ONNX] = option(
         "fp32", "File of the export to run: fp32, int8, fp16.", choices=["fp32", "int8", "fp16"]
     )
-    num_threads: Annotated[int | None, _WITHOUT_ONNX] = option(None, "Threads of onnxruntime. Default: one per core.")
+    num_threads: Annotated[int | None, _WITHOUT_ONNX] = option(
+        None, "Batches that onnxruntime computes at the same time, each on one core. Default: one per core."
+    )
     trust_remote_code: Annotated[bool, _WITH_ONNX] = option(False, "Run code that comes with the checkpoint.")
     per_device_eval_batch_size: int = option(64, "Texts per device and batch.")
     dataloader_num_workers: Annotated[int, _WITH_ONNX] = option(0, "Processes that prepare batches.")

@@ -275,8 +275,8 @@ class _OnnxPredictor(Predictor):
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
         self.tokens += int(feature_lengths(chunk.features).sum())
-        batch_size, most_tokens = self.args.per_device_eval_batch_size, self.exported.most_tokens
-        return chunk.decode(chunk.outputs_of(self.exported, self.collate, batch_size, most_tokens), self.model, self.args)
+        limits = (self.args.per_device_eval_batch_size, self.exported.most_tokens, self.exported.num_threads)
+        return chunk.decode(chunk.outputs_of(self.exported, self.collate, *limits), self.model, self.args)
 
 
 class _PromptPredictor(Predictor):

@@ -24,7 +24,7 @@ from transformers import AutoConfig, PreTrainedModel
 from hf_tlm.errors import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.onnx_session import TOKENS_A_CORE, OnnxModel
+from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs import onnx_process
 from hf_tlm.runs.linear import LinearModel
 from hf_tlm.tasks import Task
@@ -143,7 +143,9 @@ def onnx_memory(folder: Path, dtype: str, longest: int | None) -> float | None:
     options |= {"capture_output": True, "text": True, "timeout": MEMORY_SECONDS}
     try:
         tokenizer = Tokenizer.from_file(tokenizer_file)
-        ids = np.random.default_rng(0).integers(tokenizer.get_vocab_size(), size=(max(1, TOKENS_A_CORE // length), length))
+        ids = np.random.default_rng(0).integers(
+            tokenizer.get_vocab_size(), size=(max(1, OnnxModel.most_tokens // length), length)
+        )
         process = subprocess.run(command, input=json.dumps(tokenizer.decode_batch(ids.tolist())), check=False, **options)
         if process.returncode == 0:
             return round(float(process.stdout), 1)

@@ -296,8 +296,8 @@ class TextCheck:
                 self.description["to_beat"] = line
 
     def outputs(self, model: Callable) -> Any:
-        most_tokens = model.most_tokens if isinstance(model, OnnxModel) else None
-        outputs = self.evaluation_set.outputs_of(model, self.collate, self.batch_size, most_tokens)
+        limits = (model.most_tokens, model.num_threads) if isinstance(model, OnnxModel) else ()
+        outputs = self.evaluation_set.outputs_of(model, self.collate, self.batch_size, *limits)
         return self.model.mask_padding(outputs, feature_lengths(self.evaluation_set.features))
 
     def decode(self, outputs: Any) -> list[dict[str, Any]]:

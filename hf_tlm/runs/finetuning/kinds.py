@@ -36,7 +36,8 @@ from __future__ import annotations
 import copy
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from types import ModuleType
 from typing import Any
@@ -269,7 +270,14 @@ class EvaluationSet:
         """Return the model's outputs for every feature, in the order of `features`. All processes must call this."""
         return self.in_order(trainer.predict(self.by_length).predictions)
 
-    def outputs_of(self, logits_of: Callable, collate: Callable, batch_size: int, most_tokens: int | None = None) -> Any:
+    def outputs_of(
+        self,
+        logits_of: Callable,
+        collate: Callable,
+        batch_size: int,
+        most_tokens: int | None = None,
+        num_threads: int = 1,
+    ) -> Any:
         """Return outputs like `outputs`, computed by a function in this process.
 
         Args:
@@ -277,18 +285,30 @@ class EvaluationSet:
             collate: features -> a batch.
             batch_size: maximal number of rows in a batch.
             most_tokens: maximal number of tokens in a batch of several rows, padding included.
+            num_threads: number of batches that `logits_of` computes at the same time.
         """
-        batch_outputs, start = [], 0
+        batches = map(collate, self._batches(batch_size, most_tokens))
+        if num_threads == 1:
+            batch_outputs = list(map(logits_of, batches))
+        else:
+            pool = ThreadPoolExecutor(num_threads)
+            try:
+                batch_outputs = list(pool.map(logits_of, batches))
+            finally:
+                pool.shutdown(cancel_futures=True)  # After an error or Ctrl-C, at once.
+        outputs = tuple(map(_concatenate_padded, zip(*batch_outputs, strict=True)))
+        return self.in_order(outputs if len(outputs) > 1 else outputs[0])
+
+    def _batches(self, batch_size: int, most_tokens: int | None) -> Iterator[list[dict[str, Any]]]:
+        """Yield the features of each batch of `outputs_of`."""
+        start = 0
         while start < len(self.lengths):
             # The first row of a batch is the longest.
             max_rows = batch_size if most_tokens is None else most_tokens // max(1, int(self.lengths[start]))
             end = min(start + max(1, min(batch_size, max_rows)), len(self.lengths))
             columns = self.by_length[start:end]
-            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-            batch_outputs.append(logits_of(collate(rows)))
+            yield [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
             start = end
-        outputs = tuple(map(_concatenate_padded, zip(*batch_outputs, strict=True)))
-        return self.in_order(outputs if len(outputs) > 1 else outputs[0])
 
     def in_order(self, outputs: Any) -> Any:
         """Reorder arrays from the order of `by_length` to that of `features`.

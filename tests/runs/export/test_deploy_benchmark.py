@@ -46,7 +46,11 @@ def test_deploy_benchmark_measures_all_configurations(tokenizer, tmp_path):
     assert all(row["texts"] == 1_048 and min(row["memory, second pass"], row["tokenizers"]) > 0 for row in words_of)
     whole = found["files"]["rows"]
     assert [(row["model"], row["rows"]) for row in whole] == [("coffee", 1_048), ("MiniLM", 1_048)]
-    assert all(row["rows/s"] > 0 for row in whole)
+    assert all(min(row["rows/s, one core"], row["rows/s, all cores"]) > 0 for row in whole)
+    beside = found["threads"]["rows"]
+    assert [row["model"] for row in beside] == ["coffee", "MiniLM"]
+    ways = ("one core", "inside operators", "a batch on each")
+    assert all(row[f"{length} tokens, {way}"] > 0 for row in beside for length in (32, 128) for way in ways)
     operators = found["operators"]["rows"]
     assert [row["model"] for row in operators] == ["coffee", "MiniLM"] and operators[0]["products with weights"] > 0
     for row, folder in zip(operators, (run, tmp_path / "encoder"), strict=True):

@@ -123,7 +123,7 @@ def test_predictions_equal_those_of_torch(run, exported, texts, tmp_path, option
 
 def test_documented_program_needs_only_onnxruntime_and_tokenizers(exported, run, texts, tmp_path):
     """It runs where torch, transformers and this package cannot be imported."""
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how_to/onnxruntime_without_torch.md").read_text(), re.S)
+    program, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how_to/onnxruntime_without_torch.md").read_text(), re.S)
     assert "exports/reviews" in program
     blocked = "import sys\nfor name in ('torch', 'transformers', 'datasets', 'hf_tlm'): sys.modules[name] = None\n"
     inputs = [line["text"] for line in read_lines(texts)]
@@ -142,7 +142,7 @@ def test_documented_program_needs_only_onnxruntime_and_tokenizers(exported, run,
 def test_onnxruntime_telemetry_is_disabled(exported, tmp_path, how):
     """Otherwise its wheels queue telemetry in the user's cache from the first session on."""
     graph, words = (str(exported.folder / name) for name in ("onnx/model.onnx", "tokenizer.json"))
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how_to/onnxruntime_without_torch.md").read_text(), re.S)
+    program, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how_to/onnxruntime_without_torch.md").read_text(), re.S)
     command = {
         "hf_tlm": ["-c", f"import hf_tlm, onnxruntime; onnxruntime.InferenceSession({graph!r})"],
         "a process without it": [str(ROOT / "hf_tlm/runs/onnx_process.py"), graph, words, "16"],

@@ -1,11 +1,14 @@
 """Evaluation batches have texts of similar length and a limited number of tokens."""
 
+import threading
+import time
 from functools import partial
 
 import numpy as np
 import pytest
 from datasets import Dataset
 
+from hf_tlm.errors import ModelError
 from hf_tlm.models import onnx_session
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths, kind_module
 from support.kind_toys import TOKENIZERS, arguments
@@ -42,12 +45,41 @@ def test_outputs_are_in_row_order_and_batches_are_full(rows, batch_size, most_to
         assert texts == batch_size or (texts + 1) * width > most_tokens
 
 
-def test_token_limit_of_an_onnx_session_depends_on_its_threads(monkeypatch, tmp_path):
+def test_batches_are_computed_at_the_same_time(rows):
+    evaluation_set, collate = rows
+    both = threading.Barrier(2)
+
+    def logits(batch):
+        both.wait(timeout=60)  # Two batches are computed together, or none.
+        return (batch["attention_mask"].numpy().sum(1, keepdims=True).astype(np.float32),)
+
+    outputs = evaluation_set.outputs_of(logits, collate, 1, num_threads=2)
+    assert outputs[:, 0].tolist() == feature_lengths(evaluation_set.features).tolist()
+
+
+def test_no_batch_is_begun_after_an_error(rows):
+    evaluation_set, collate = rows
+    begun, failed = [], threading.Event()
+
+    def logits(batch):
+        begun.append(0)
+        if len(begun) == 1:
+            failed.set()
+            raise ModelError("the graph is damaged")
+        failed.wait(60)
+        time.sleep(0.2)
+
+    with pytest.raises(ModelError, match="the graph is damaged"):
+        evaluation_set.outputs_of(logits, collate, 1, num_threads=2)
+    assert len(begun) < len(LENGTHS)
+
+
+def test_a_session_computes_a_batch_on_one_core(monkeypatch, tmp_path):
     import onnxruntime
 
     class Session:
-        def __init__(self, *_, **__):
-            pass
+        def __init__(self, path, options, **_):
+            assert options.intra_op_num_threads == 1
 
         def get_inputs(self):
             return []
@@ -56,5 +88,5 @@ def test_token_limit_of_an_onnx_session_depends_on_its_threads(monkeypatch, tmp_
     (tmp_path / "onnx/model.onnx").touch()
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 3, 4, 7}, raising=False)
-    found = [onnx_session.OnnxModel(tmp_path, num_threads=threads).most_tokens for threads in (1, 2, None)]
-    assert found == [onnx_session.TOKENS_A_CORE * threads for threads in (1, 2, 4)]
+    models = [onnx_session.OnnxModel(tmp_path, num_threads=threads) for threads in (1, 2, None)]
+    assert [(model.most_tokens, model.num_threads) for model in models] == [(256, 1), (256, 2), (256, 4)]
