@@ -7,9 +7,9 @@ r"""Measure the price of a prediction: size, memory and time of models that clas
 Exports models of the scale tlm/coffee that were trained on tasks, in float and int8, and scores them on the test split with
 TF-IDF with a linear support vector machine (n-grams and C chosen on validation) and, with --encoders, MiniLM encoders (6
 layers x 384, 30,522 words) fine-tuned on the tasks. Without --encoders MiniLM has random weights, and its scores are of the
-records in benchmarks/results/cpu.jsonl. Speed depends on sizes and not on what was learned: the body of reproduce/small_body
-(2 x 64), the scale tlm/night and static embeddings for model2vec (for MiniLM's words, 256 wide like potion-base-8M's, with a
-logistic regression) always have random weights. model2vec is left out if it is not installed.
+records in benchmarks/results/cpu.jsonl. Speed depends on sizes and not on what was learned: the bodies of 2 x 64
+(reproduce/small_body) and 2 x 96, the scale tlm/night and static embeddings for model2vec (for MiniLM's words, 256 wide like
+potion-base-8M's, with a logistic regression) always have random weights. model2vec is left out if it is not installed.
 
 All times include tokenising, on one thread: texts of the first task, cut to 32 and 128 tokens of the model's own tokenizer.
 No text is answered twice. torch and ONNX encode as `hf-tlm predict` does, which remembers words (`hf_tlm.data.word_pieces`):
@@ -324,6 +324,7 @@ def main() -> None:
     texts = _texts(tasks[first], models[first], output / "texts.json")
     sizes = {
         "2 x 64": (ROOT / "recipes/configs/models/modernbert_2x64.json", SMALL_WORDS),
+        "2 x 96": (ROOT / "recipes/configs/models/modernbert_2x96.json", SMALL_WORDS),
         "night": (ROOT / "recipes/configs/models/modernbert_6x384.json", NIGHT_WORDS),
         "MiniLM": (ROOT / "benchmarks/models/minilm.json", MINILM_WORDS),
     }
@@ -382,8 +383,8 @@ def _arguments(results_dir: str):
     parser.add_argument(
         "--shapes",
         nargs="*",
-        choices=["2 x 64", "night", "MiniLM"],
-        default=["2 x 64", "night", "MiniLM"],
+        choices=["2 x 64", "2 x 96", "night", "MiniLM"],
+        default=["2 x 64", "2 x 96", "night", "MiniLM"],
         help="sizes measured with random weights; MiniLM is skipped with --encoders",
     )
     parser.add_argument("--sections", nargs="+", choices=["price", "scores"], default=["price", "scores"])
