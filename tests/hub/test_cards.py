@@ -396,6 +396,25 @@ def test_every_card_has_its_metadata_and_sections(name):
         assert "of RoBERTa-Large's training" in card
 
 
+def test_steps_of_the_procedure_are_paragraphs_of_their_own():
+    """Markdown joins lines without a blank line between them to one paragraph."""
+    model = {**RUN["model"], "embedding_init": "spectral"}
+    arguments = {**RUN["arguments"], "teacher_weight": 1.0}
+    taught = {"teacher": {"model": "linear"}, "arguments": arguments}
+    first_round = {"rounds": [{}, {}], "round": 1}
+    published = sorted((Path(__file__).parents[2] / "model_cards").glob("tlm-*.md"))
+    cards = [tlm_card(RUN | {"model": model} | change, 1) for change in ({}, taught, first_round)]
+    cards += [path.read_text(encoding="utf-8") for path in published]
+    counts = []
+    for card in cards:
+        procedure, _, rest = card.partition("## Procedure\n\n")[2].partition("\n\n## Cost\n\n")
+        paragraphs = procedure.split("\n\n")
+        assert rest and all(paragraphs) and not any("\n" in paragraph for paragraph in paragraphs), procedure
+        assert [paragraph.partition(":")[0] for paragraph in paragraphs[:2]] == ["Stage 1", "Stage 2"]
+        counts.append(len(paragraphs))
+    assert counts[:3] == [3, 4, 4] and published
+
+
 @pytest.mark.parametrize(
     "method, said",
     [("confidence", "how certain a teacher is of them"), ("disagreement", "how much teachers differ on them")],
