@@ -97,7 +97,6 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
         RevisionResolutionError,
@@ -124,12 +123,13 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
             f"The upload is larger than the {name} accepts (status 413). Check the limits of your account at "
             f"{constants.ENDPOINT}, or of a proxy in between."
         )
-    if isinstance(cause, OfflineModeIsEnabled):
-        return (
-            f"{absent}HF_HUB_OFFLINE is set, so the {name} cannot be requested. "
-            f"Unset it{', or pass a local path' * reading}."
-        )
     if isinstance(cause, (httpx2.TransportError, ConnectionError, LocalEntryNotFoundError, RevisionResolutionError)):
+        # The error of `datasets` has lost its cause, so this asks for the setting: with it no request is sent.
+        if constants.HF_HUB_OFFLINE:
+            return (
+                f"{absent}HF_HUB_OFFLINE is set, so the {name} cannot be requested. "
+                f"Unset it{', or pass a local path' * reading}."
+            )
         return (
             f"{absent}{constants.ENDPOINT} cannot be reached for the {name}{', which is not in the cache either' * reading} "
             f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set){', or pass a local path' * reading}."

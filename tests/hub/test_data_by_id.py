@@ -54,3 +54,13 @@ def test_missing_network_is_reported(data, hub, load, sleeps):
     hub.fail(lambda method, path: True, "reset", times=1000)
     with pytest.raises(HfTlmError, match="cannot be reached.*Check the network"):
         load("alice/data")
+
+
+@pytest.mark.parametrize("load", [lambda name: TaskArguments(name).load(), lambda name: CorpusArguments(name).load()])
+def test_offline_setting_is_reported(data, hub, load, monkeypatch):
+    for library in ("huggingface_hub.constants", "datasets.config"):
+        monkeypatch.setattr(f"{library}.HF_HUB_OFFLINE", True)
+    advice = "HF_HUB_OFFLINE is set, so the dataset repository .* cannot be requested. Unset it, or pass a local path"
+    with pytest.raises(HfTlmError, match=advice):
+        load("alice/data")
+    assert not hub.log
