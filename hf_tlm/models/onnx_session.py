@@ -52,8 +52,8 @@ class OnnxModel:
             import onnxruntime
         except ImportError as error:
             raise ModelError(
-                "onnxruntime is not installed. Install the extra [onnx]: pip install 'hf-tlm[onnx]', or remove --backend "
-                "onnx."
+                "onnxruntime is not installed. Install the extra [onnx]: pip install 'hf-tlm[onnx]', or use the model "
+                "itself instead of its export."
             ) from error
         check_numbers(ModelError, num_threads=num_threads)
         path = Path(folder) / ONNX_FILES[dtype]

@@ -38,7 +38,7 @@ from hf_tlm.runs.finetuning.models import FinetuneTrainer, load_finetuned, set_t
 from hf_tlm.runs.finetuning.tagging import CRF_FILE
 from hf_tlm.runs.linear import WEIGHTS_FILE, LinearModel
 from hf_tlm.runs.prediction_files import PredictionFile
-from hf_tlm.runs.prediction_source import Source, find_source
+from hf_tlm.runs.prediction_source import Source, find_source, is_export
 from hf_tlm.runs.records import SAVED_FILE, logits_to_predictions
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.tasks.reading import data_name, separator_as_in
@@ -47,6 +47,7 @@ from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.files import check_writable
+from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES, PREDICTIONS, SEED, SPLIT
 from hf_tlm.utils.seals import SEAL, read_seal
 from hf_tlm.utils.shown import few, one_line
@@ -144,6 +145,8 @@ def predict(
             predictors_by_index[index] = stack.enter_context(context)
         predictors = [predictors_by_index[index] for index in range(len(sources))]
         args = predictors[0].args
+        if backend == "onnx" and args.world_size > 1:
+            raise ArgumentsError("--backend onnx runs in one process, with --num_threads; several were started. Start one.")
         is_main = args.process_index == 0
         if is_main:
             stack.enter_context(file)
@@ -192,7 +195,7 @@ def open_predictor(
 class Predictor(ABC):
     """A model that maps rows to predictions.
 
-    parameters: number of parameters of the model; 0 for an exported one.
+    parameters: number of parameters of the model.
     tokens: number of tokens read so far, without padding; prompted models do not count them.
     """
 
@@ -257,8 +260,6 @@ class _OnnxPredictor(Predictor):
     def __init__(self, source: Source, args: FinetuneArguments, exported: OnnxModel):
         if source.prompted:
             raise ModelError(f"{source.folder} is a masked LM with a prompt, which needs --backend torch.")
-        if args.world_size > 1:
-            raise ArgumentsError("--backend onnx runs in one process, with --num_threads; several were started. Start one.")
         self.kind, self.exported = kind_module(source.spec.kind), exported
         self.tokenizer = load_tokenizer(str(source.folder), masking=False)
         self.collate = partial(self.kind.collate, self.tokenizer)
@@ -266,6 +267,8 @@ class _OnnxPredictor(Predictor):
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         self.model: nn.Module = _ConfigModule(config)
         super().__init__(args, self.model)
+        parameters = (find_object(source.folder / EXPORT_FILE) or {}).get("parameters")
+        self.parameters = parameters if isinstance(parameters, int) else 0  # An export of other tools says none.
         _check_classes(config.num_labels, source)
         if source.spec.kind == "regression":
             config.problem_type = "regression"
@@ -273,6 +276,11 @@ class _OnnxPredictor(Predictor):
             self.model = restore(self.model, source.folder, args)
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
+        # One process predicts all rows: in 8 bits the logits of a text depend on the other texts of its batch.
+        predictions = self._predict(rows) if self.args.process_index == 0 else []
+        return gather_object(predictions) if self.args.world_size > 1 else predictions
+
+    def _predict(self, rows: Dataset) -> list[dict[str, Any]]:
         chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
         self.tokens += int(feature_lengths(chunk.features).sum())
         limits = (self.args.per_device_eval_batch_size, self.exported.most_tokens, self.exported.num_threads)
@@ -385,7 +393,7 @@ def _find_sources(names: Sequence[str], graph: str | None, **options: Any) -> li
     files = FILES if graph is None else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, graph]
     sources = [find_source(name, files=files, **options) for name in names]
     for name, source in zip(names, sources, strict=True):
-        if graph is None and (source.folder / EXPORT_FILE).is_file() and not any(source.folder.glob("*.safetensors")):
+        if graph is None and is_export(source.folder):
             raise ModelError(f"{name} is an export, which needs onnxruntime. Pass --backend onnx.")
     if len(names) > 1:
         check_alike(names, sources)

@@ -22,8 +22,8 @@ class TeacherArguments:
     teacher: list[str] = option(
         factory=lambda: [NONE],
         help="Models that label the task's texts and passages to train on. linear: linear model on TF-IDF, out of fold on "
-        "the task's texts. Run folders or Hub models (owner/name[@revision]), averaged. File (csv, ...) with id or text and "
-        "class probabilities. self (hf-tlm train): this run's seeds, in round 2. none.",
+        "the task's texts. Run folders, exports or Hub models (owner/name[@revision]), averaged. File (csv, ...) with id or "
+        "text and class probabilities. self (hf-tlm train): this run's seeds, in round 2. none.",
         nargs="+",
     )
     teacher_labels: Annotated[list[str] | None, WITHOUT_TEACHER] = option(

@@ -28,7 +28,7 @@ from hf_tlm.influence import InfluenceError, select
 from hf_tlm.models import ModelError
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.retrieval import Subset, retrieval_report, retrieve
-from hf_tlm.runs import predict, run_tlm, teacher_scores
+from hf_tlm.runs import export_onnx, predict, run_tlm, teacher_scores
 from hf_tlm.runs.finetuning import FinetuneArguments
 from hf_tlm.runs.finetuning.classification import AUTO_CLASS
 from hf_tlm.runs.finetuning.models import load_finished
@@ -469,6 +469,33 @@ def test_answers_of_several_models_are_averaged(task, runs):
     assert answers.report["training"]["flops"] == sum(costs) > 0
 
 
+def test_export_is_a_teacher(task, runs, tmp_path):
+    """Its 8-bit graph answers, or the float32 one if there is no other; its cost is that of the model and the answers."""
+    (tmp_path / "passages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PASSAGES))
+    found, digests = {}, set()
+    for dtypes in (["fp32", "int8"], ["fp32"]):
+        folder = tmp_path / dtypes[-1]
+        export_onnx(str(runs[0]), folder, task=task, dtypes=dtypes, max_drop=100)
+        answers = found[dtypes[-1]] = answers_of_teacher(task, PASSAGES, 12, str(folder))
+        options = {"backend": "onnx", "onnx_dtype": dtypes[-1]}
+        file = predict(str(folder), str(tmp_path / "passages.jsonl"), folder.with_suffix(".jsonl"), **options)
+        predictions = [json.loads(line)["probabilities"] for line in file.read_text().splitlines()]
+        expected = np.array([[row[name] for name in task.label_names] for row in predictions])
+        np.testing.assert_allclose(answers.passages, expected[answers.rows], atol=1e-5)
+        assert answers.report["model"].endswith(f"{dtypes[-1]} ({dtypes[-1]} export)")
+        digests |= {entry["digest"] for entry in answers.report["teachers"]}
+    assert len(digests) == 2
+    plain = answers_of_teacher(task, PASSAGES, 12, str(runs[0]))
+    np.testing.assert_allclose(found["fp32"].passages, plain.passages, atol=1e-4)
+    assert not np.allclose(found["int8"].train, plain.train, atol=1e-5)
+    for name in ("parameters", "tokens", "flops", "training"):
+        assert found["int8"].report[name] == plain.report[name] and plain.report[name]
+    (tmp_path / "int8/onnx/model_quantized.onnx").unlink()
+    (tmp_path / "int8/seal.json").unlink()
+    with pytest.raises(HfTlmError, match="int8 is an export without onnx/model_quantized.onnx. Export it again"):
+        answers_of_teacher(task, PASSAGES, 12, str(tmp_path / "int8"))
+
+
 def test_teachers_of_a_teacher_are_recorded_with_licence_and_cost(task, runs, tmp_path):
     """Each cost is counted once, whether the run, a seed or all seeds are named as the teacher."""
     run = shutil.copytree(runs[0].parent.parent, tmp_path / "run")
@@ -567,17 +594,17 @@ def test_name_and_licence_are_not_taken_from_the_cache(task, runs, tmp_path):
     assert report["model"].endswith("/another") and report["teachers"][0]["license"] == "mit"
 
 
-def test_digest_covers_the_names_of_many_classes(task, monkeypatch):
+def test_digest_covers_the_names_of_many_classes(task, monkeypatch, tmp_path):
     """NumPy prints such a large matrix only in part."""
     names = [f"c{i}" for i in range(40)]
     swapped = [*names[:18], names[19], names[18], *names[20:]]
     matrices = [class_matrix(names, names, dict(zip(names, own, strict=True)), "it") for own in (names, swapped)]
     digests = []
     for matrix in matrices:
-        one = models._Model("runs/a", SimpleNamespace(folder=None), matrix, "same")
+        one = models._Model("runs/a", SimpleNamespace(folder=tmp_path), matrix, "same")
         monkeypatch.setattr(models, "_open_model", lambda *_, one=one: one)
         monkeypatch.setattr(models, "_describe_model", lambda _: {})
-        monkeypatch.setattr(models, "_training_costs", lambda _: ([{}], []))
+        monkeypatch.setattr(models, "training_costs", lambda _: (None, []))
         digests.append(models.ModelTeacher(task, ["runs/a"], {}, {}).digest)
     assert digests[0] != digests[1]
 

@@ -34,11 +34,10 @@ from hf_tlm.runs.finetuning.tagging import CRF_FILE
 from hf_tlm.runs.prediction_source import Source, find_source
 from hf_tlm.runs.price import onnx_memory, onnx_price
 from hf_tlm.runs.records import SAVED_FILE
+from hf_tlm.runs.teachers.models import training_costs
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
-from hf_tlm.training.run_folder import run_of
-from hf_tlm.training.teacher import lineage
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.options import check_numbers
@@ -313,9 +312,7 @@ def _create_record(
     opset: int,
 ) -> dict[str, Any]:
     spec, repos = model.source.spec, [hub_name(name) for name in names]
-    taught_by: list[dict[str, Any]] = []
-    for source in sources:
-        taught_by += [link for link in lineage(run_of(source.folder)[1].get("teacher")) if link not in taught_by]
+    training, taught_by = training_costs([(name, source.folder) for name, source in zip(names, sources, strict=True)])
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     return {
         "format": "hf_tlm.export",
@@ -326,6 +323,7 @@ def _create_record(
         "model_type": model.stock.config.model_type,
         "parameters": sum(parameter.numel() for member in model.members for parameter in member.parameters()),
         "task": check.task.name if check.task else None if model.kind is FillMask or model.source.stock else spec.name,
+        **({"training": training} if training else {}),
         **({"taught_by": taught_by} if taught_by else {}),
         "kind": model.kind_name,
         "pairs": _has_pairs(model, check.task),

@@ -28,10 +28,9 @@ from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths, kind_module, pad
 from hf_tlm.runs.finetuning.models import load_finished, set_token_types
-from hf_tlm.runs.prediction_source import Source, with_text_columns
+from hf_tlm.runs.prediction_source import Source, is_export, with_text_columns
 from hf_tlm.runs.records import to_beat_line
 from hf_tlm.tasks import Task, unlabelled_chunks
-from hf_tlm.utils.run_files import EXPORT_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
             f"{source.folder} is a linear model, which has no graph to export. `hf-tlm predict` uses it directly, alone or "
             "together with exports (--backend onnx)."
         )
-    if (source.folder / EXPORT_FILE).is_file() and not any(source.folder.glob("*.safetensors")):
+    if is_export(source.folder):
         raise ModelError(
             f"{source.folder} is itself an export and has no weights. Pass the model from which it was exported."
         )

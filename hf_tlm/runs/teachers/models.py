@@ -36,10 +36,11 @@ from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.adapters import ADAPTER_FILE, ADAPTER_WEIGHTS, base_folder, read_adapter
 from hf_tlm.models.linear_start import logistic_regression
 from hf_tlm.models.loading import SAFE_WEIGHTS
+from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs.averaging import shown_member
 from hf_tlm.runs.linear import by_character, tfidf
 from hf_tlm.runs.prediction import Predictor, open_predictor
-from hf_tlm.runs.prediction_source import Source, find_source
+from hf_tlm.runs.prediction_source import Source, find_source, is_export
 from hf_tlm.runs.teachers.answers import (
     MIN_PROBABILITY,
     Answers,
@@ -56,6 +57,7 @@ from hf_tlm.training.teacher import lineage, teacher_cost
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import broadcast_decision, rank_and_size
+from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES
 from hf_tlm.utils.seals import checksum
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,10 @@ class _Model:
     source: Source
     matrix: np.ndarray | None
     digest: str
+    dtype: str | None = None  # Of the graph that answers for an export; None: torch computes the answers.
+
+    def exported(self) -> OnnxModel | None:
+        return None if self.dtype is None else OnnxModel(self.source.folder, self.dtype)
 
 
 class ModelTeacher:
@@ -89,7 +95,7 @@ class ModelTeacher:
 
     Args:
         names: folders of finished runs or stock checkpoints, or repositories of these on the Hub, with `@revision` if
-            wanted.
+            wanted. Of an export onnxruntime runs the 8-bit graph, or if there is none the float32 one.
         mapping: see `class_matrix`.
         options: options of `FinetuneArguments` about the machine.
 
@@ -102,16 +108,18 @@ class ModelTeacher:
     def __init__(self, task: Task, names: Sequence[str], mapping: Mapping[str, str], options: Mapping[str, Any]):
         self.options = dict(options)
         self.models = [_open_model(task, name, mapping) for name in names]
-        display_names = [shown_member(name) for name in names]
+        display_names = [
+            shown_member(model.name) + ("" if model.dtype is None else f" ({model.dtype} export)") for model in self.models
+        ]
         self.about: dict[str, Any] = {
             "model": display_names[0]
             if len(display_names) == 1
             else f"the average of {len(display_names)} models ({', '.join(display_names)})",
             "teachers": [_describe_model(model) for model in self.models],
         }
-        costs, earlier = _training_costs(self.models)
-        if all(costs):
-            self.about["training"] = {name: sum(cost[name] for cost in costs) for name in ("flops", "seconds")}
+        training, earlier = training_costs([(model.name, model.source.folder) for model in self.models])
+        if training is not None:
+            self.about["training"] = training
         if earlier:
             self.about["earlier"] = earlier
         matrices = [None if model.matrix is None else model.matrix.tolist() for model in self.models]
@@ -134,7 +142,7 @@ class ModelTeacher:
         mean_entropy = np.zeros(len(averages["passages"]))
         tokens, parameters, flops, seconds, rank = 0, 0, 0.0, 0.0, rank_and_size()[0]
         for model_number, model in enumerate(self.models, 1):
-            with open_predictor(model.source, **self.options) as predictor:
+            with open_predictor(model.source, exported=model.exported(), **self.options) as predictor:
                 for name, rows in splits.items():
                     counter = f" {model_number} of {len(self.models)}" if len(self.models) > 1 else ""
                     chunk_prefix = chunk_folder / f"{model_number}-{name.replace(' ', '-')}"
@@ -165,6 +173,9 @@ class ModelTeacher:
 
 def _open_model(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
     source, display_name = find_source(name), shown_member(name)
+    dtype = _export_dtype(source.folder)
+    if dtype is not None:
+        source = find_source(name, files=(*FILES, ONNX_FILES[dtype]))
     if source.linear:
         raise ArgumentsError(
             f"The teacher {display_name} is a linear model that has seen all training texts and is overconfident on them. "
@@ -178,7 +189,7 @@ def _open_model(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
         trained_on, task_rows = ("single texts", "pairs") if task.has_pairs else ("pairs of texts", "single texts")
         raise ArgumentsError(f"The teacher {display_name} was trained on {trained_on}, but this task has {task_rows}.")
     folders = [source.folder, *_base_folders(source.folder)]
-    for folder in folders:
+    for folder in folders if dtype is None else ():
         if not any((folder / weights).is_file() for weights in _SAFE_WEIGHTS[(folder / ADAPTER_FILE).is_file()]):
             subject = f"The teacher {display_name}" if folder == source.folder else f"The base of the adapter {display_name}"
             raise ArgumentsError(
@@ -188,7 +199,21 @@ def _open_model(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
     matrix = None
     if task.kind == "classification":
         matrix = class_matrix(source.label_names, task.label_names, mapping, f"the teacher {display_name}")
-    return _Model(name, source, matrix, " ".join(map(_digest, folders)))
+    digests = [_digest(folder) for folder in folders]
+    if dtype is not None:
+        graph = source.folder / ONNX_FILES[dtype]
+        if not graph.is_file():
+            raise ArgumentsError(f"The teacher {display_name} is an export without {ONNX_FILES[dtype]}. Export it again.")
+        digests.append(checksum(graph))
+    return _Model(name, source, matrix, " ".join(digests), dtype)
+
+
+def _export_dtype(folder: Path) -> str | None:
+    """Return the dtype of the graph that answers for an export, which has no weights for torch; None for other folders."""
+    if not is_export(folder):
+        return None
+    files = (find_object(folder / EXPORT_FILE) or {}).get("files") or {}
+    return next((dtype for dtype in ("int8", "fp32", "fp16") if ONNX_FILES[dtype] in files), "fp32")
 
 
 def _base_folders(folder: Path) -> list[Path]:
@@ -200,7 +225,8 @@ def _base_folders(folder: Path) -> list[Path]:
 
 def _digest(folder: Path) -> str:
     """Return a digest of the files in a model's folder that its predictions depend on."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in RECORDS]
+    records = (*RECORDS, EXPORT_FILE)  # They hold times, among others.
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in records]
     files = [path for path in files if any(fnmatch(path.name, pattern) for pattern in FILES)]
     digest = xxhash.xxh3_128()
     for path in files:
@@ -223,16 +249,22 @@ def _describe_model(model: _Model) -> dict[str, Any]:
     return {"name": name, "revision": revision, "license": license, "digest": model.digest}
 
 
-def _training_costs(models: Sequence[_Model]) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
-    """Return FLOPs and seconds of the training of each model (empty if unknown), and their own teachers (see `lineage`).
+def training_costs(models: Sequence[tuple[str, Path]]) -> tuple[dict[str, float] | None, list[dict[str, Any]]]:
+    """Return FLOPs and seconds of the training of models (None if unknown), and their own teachers (see `lineage`).
 
     The cost of a run is that of all its seeds, or of one seed if the model is its folder `seed-<n>/model`; the cost of the
-    run's own teacher is added, but only once per run.
+    run's own teacher is added, but only once per run. An export has the cost of the models from which it was made.
+
+    Args:
+        models: the name of each, as a user gives it, and its folder.
     """
     costs, earlier, run_folders = [], [], set()
-    for model in models:
-        folder, (run_folder, run) = model.source.folder.resolve(), run_of(model.source.folder)
-        teacher, is_seed_model = run.get("teacher") or {}, run_folder != folder and Path(model.name).resolve() == folder
+    for name_or_path, path in models:
+        folder, (run_folder, run) = path.resolve(), run_of(path)
+        if is_export(folder):
+            exported = find_object(folder / EXPORT_FILE) or {}
+            run = {"rounds": [exported.get("training")], "teacher": {"earlier": exported.get("taught_by")}}
+        teacher, is_seed_model = run.get("teacher") or {}, run_folder != folder and Path(name_or_path).resolve() == folder
         try:
             seeds = (
                 [find_object(folder.parent / RESULTS_FILE) or {}] if is_seed_model else run.get("seeds") or run.get("splits")
@@ -246,7 +278,8 @@ def _training_costs(models: Sequence[_Model]) -> tuple[list[dict[str, float]], l
         costs.append(cost if all(0 <= value < float("inf") for value in cost.values()) else {})
         earlier += [link for link in lineage(teacher) if link not in earlier]
         run_folders.add(run_folder)
-    return costs, earlier
+    total = {name: sum(cost[name] for cost in costs) for name in ("flops", "seconds")} if all(costs) else None
+    return total, earlier
 
 
 def _ask_model(
