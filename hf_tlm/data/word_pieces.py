@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 # Limits of the memory of a tokenizer: words, and characters of a word.
 MOST_WORDS, LONGEST_WORD = 1 << 17, 64
@@ -33,7 +34,7 @@ class WordPieceEncoder:
         self._ascii_words = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]").findall
         # No text matches (?!).
         self._has_added = re.compile("|".join(map(re.escape, added)) or "(?!)").search
-        self._single, self._pair = _Template(tokenizer, "a"), _Template(tokenizer, "a", "a")
+        self._single, self._pair = _Template(tokenizer, "a"), _Template(tokenizer, "a", "b")
 
     def word_ids(self, text: str, most: int = sys.maxsize) -> list[int]:
         """Return the first `most` token ids of a text, without special tokens around it."""
@@ -95,37 +96,28 @@ class WordPieceEncoder:
 
 
 class _Template:
-    """The special tokens that a tokenizer adds to a text or a pair, and the types of all tokens."""
+    """The order of special tokens and texts in an input, and the types of their tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, text: str, pair: str | None = None):
-        encoding = tokenizer.encode(text, pair)
-        self._special_ids: list[list[int]] = [[]]
-        self._special_types: list[list[int]] = [[]]
-        self._text_types: list[int] = []
-        for token_id, type_id, index in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
-            if index is None:
-                self._special_ids[-1].append(token_id)
-                self._special_types[-1].append(type_id)
-            elif index == len(self._text_types):  # The first token of the next text.
-                self._text_types.append(type_id)
-                self._special_ids.append([])
-                self._special_types.append([])
-        self.num_special = sum(map(len, self._special_ids))
+    def __init__(self, tokenizer: Tokenizer, *texts: str):
+        # Each text is one token here, whose id says which of them it is.
+        probe = Tokenizer(WordLevel({text: index for index, text in enumerate(texts)}, texts[0]))
+        probe.post_processor = tokenizer.post_processor
+        encoding = probe.encode(*texts)
+        self._parts = list(zip(encoding.special_tokens_mask, encoding.ids, encoding.type_ids, strict=True))
+        self.num_special = sum(encoding.special_tokens_mask)
 
     def join(self, texts: Sequence[list[int]]) -> list[int]:
         """Return the token ids of an input, from the token ids of its texts."""
-        ids = list(self._special_ids[0])
-        for text_ids, special_ids in zip(texts, self._special_ids[1:], strict=True):
-            ids += text_ids
-            ids += special_ids
+        ids = list[int]()
+        for is_special, index, _ in self._parts:
+            ids += [index] if is_special else texts[index]
         return ids
 
     def types(self, texts: Sequence[list[int]]) -> list[int]:
         """Return the token types of `join`."""
-        types = list(self._special_types[0])
-        for text_ids, text_type, special_types in zip(texts, self._text_types, self._special_types[1:], strict=True):
-            types += [text_type] * len(text_ids)
-            types += special_types
+        types = list[int]()
+        for is_special, index, type_id in self._parts:
+            types += [type_id] * (1 if is_special else len(texts[index]))
         return types
 
 
@@ -150,9 +142,10 @@ def word_piece_encoder(settings: str) -> WordPieceEncoder | None:
     parts = json.loads(settings)
     normalizer = parts["normalizer"] or {"type": "BertNormalizer", "lowercase": False}
     kinds = (parts["model"].get("type"), normalizer["type"], (parts["pre_tokenizer"] or {}).get("type"))
-    # A normalized added token is searched in the normalized text, a single word only between spaces.
+    # A normalized added token is searched in the normalized text, a single word only between spaces, and white space may
+    # belong to the token beside it.
     if kinds != ("WordPiece", "BertNormalizer", "BertPreTokenizer") or any(
-        token["single_word"] or token["normalized"] or " " in token["content"] for token in parts["added_tokens"]
+        token["single_word"] or token["normalized"] or re.search(r"\s", token["content"]) for token in parts["added_tokens"]
     ):
         return None
     tokenizer = Tokenizer.from_str(settings)

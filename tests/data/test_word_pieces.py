@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from hf_tlm.data import tokenize, train_wordpiece, word_pieces
@@ -82,10 +82,35 @@ def test_tokenizers_whose_words_depend_on_their_neighbours_are_declined():
         AddedToken("[CITE]", single_word=True, normalized=False),
         AddedToken("[CITE]", normalized=True),
         AddedToken("new york", normalized=False),
+        AddedToken("\t", normalized=False),  # Another added token may strip it.
     ):
         backend = Tokenizer.from_str(settings_of())
         backend.add_tokens([token])
         assert word_piece_encoder(backend.to_str()) is None
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        None,
+        processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)),
+        processors.TemplateProcessing(single="$A:3", pair="$B:1 $A:2", special_tokens=[]),
+        processors.TemplateProcessing(
+            single="[CLS]:2 [CLS] $A", pair="[CLS] $A $B:1 [SEP]:1 $A:4", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        ),
+    ],
+)
+def test_special_tokens_and_texts_are_in_the_order_of_the_template(processor):
+    # "a" cannot be tokenised.
+    backend = Tokenizer(models.WordPiece({"[PAD]": 0, "[CLS]": 2, "[SEP]": 3, "gene": 5, "cells": 6}))
+    backend.pre_tokenizer, backend.post_processor = pre_tokenizers.BertPreTokenizer(), processor
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]")
+    encoder = find_encoder(tokenizer)
+    texts, pairs = ["gene cells", "gene " * 9, ""], ["cells", "gene " * 8, "gene"]
+    for columns in ([texts], [texts, pairs]):
+        expected = tokenizer(*columns, truncation=True, max_length=9, return_token_type_ids=True)
+        found = encoder.encode(*columns, max_length=9, type_ids=True)
+        assert found == {name: expected[name] for name in found}
 
 
 def test_added_tokens_are_found_before_a_text_is_split():

@@ -47,10 +47,12 @@ def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict[str, Any]]) 
     """Pad features to a batch.
 
     Returns:
-        {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}; with a teacher also
-        "teacher_probs", float32 [B, C].
+        {"input_ids", "token_type_ids", "attention_mask": int64 [B, S], "labels": int64 or float32 [B]}, the mask only where
+        the tokenizer names it as an input of its model; with a teacher also "teacher_probs", float32 [B, C].
     """
     batch = pad(features, tokenizer, side=tokenizer.padding_side)
+    if "attention_mask" not in tokenizer.model_input_names:  # FNet has none.
+        del batch["attention_mask"]
     values = {"label": "labels", "teacher_probs": "teacher_probs"}
     return batch | {
         key: torch.tensor([feature[name] for feature in features]) for name, key in values.items() if name in features[0]

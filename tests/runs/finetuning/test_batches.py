@@ -6,7 +6,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
+from transformers import DataCollatorWithPadding
 
 from hf_tlm.errors import ModelError
 from hf_tlm.models import onnx_session
@@ -72,6 +74,21 @@ def test_no_batch_is_begun_after_an_error(rows):
     with pytest.raises(ModelError, match="the graph is damaged"):
         evaluation_set.outputs_of(logits, collate, 1, num_threads=2)
     assert len(begun) < len(LENGTHS)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("names", [["input_ids", "token_type_ids", "attention_mask"], ["input_ids", "token_type_ids"]])
+@pytest.mark.parametrize("labels", [[1, 0, 2], [0.5, 2.0, -1.0], None])
+def test_batches_are_those_of_transformers(side, names, labels):
+    tokenizer, kind = TOKENIZERS["bert"](), kind_module("classification")
+    tokenizer.padding_side, tokenizer.model_input_names = side, names
+    texts = {"text": ["gene", "a gene binds", ""], "text_pair": ["", "cells", "the cells"]}
+    features = list(kind.encode(Dataset.from_dict(texts | ({"label": labels} if labels else {})), tokenizer, arguments()))
+    rows = [{name: value for name, value in feature.items() if name != "example"} for feature in features]
+    expected, batch = DataCollatorWithPadding(tokenizer)(rows), kind.collate(tokenizer, features)
+    assert batch.keys() == expected.keys()
+    for name, values in batch.items():
+        assert values.dtype == expected[name].dtype and torch.equal(values, expected[name])
 
 
 def test_a_session_computes_a_batch_on_one_core(monkeypatch, tmp_path):
