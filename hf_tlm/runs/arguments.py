@@ -239,6 +239,8 @@ class ExportArguments:
     def __post_init__(self):
         check_ranges(self, ArgumentsError)
         check_effects(self, ArgumentsError)
+        if (self.page or "").lower() in ("true", "false", "yes", "no"):  # Meant as a switch, which --page is not.
+            raise ArgumentsError(f"page: expected a folder to write; received {self.page}. Name one, such as --page page.")
         check_data("data", self.data)
 
     @property

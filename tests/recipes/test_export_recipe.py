@@ -102,9 +102,13 @@ def test_invalid_option_is_refused_in_one_line(arguments, words):
             "There is no local folder runs/nix, and a model on the Hub names no task. Pass --task",
         ),
         (["predict", "--model_name_or_path", "./nix", "--data", __file__], "Model './nix' not found: expected the folder"),
+        (
+            ["export", "--model_name_or_path", "./nix", "--page", "true"],
+            "page: expected a folder to write; received true. Name one, such as --page page.",
+        ),
     ],
 )
-def test_missing_folder_is_reported_before_heavy_imports(command, words, tmp_path):
+def test_mistaken_folder_is_reported_before_heavy_imports(command, words, tmp_path):
     """Importing torch and datasets takes seconds."""
     program = (
         "import sys\n"
