@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 # Limits of the memory of a tokenizer: words, and characters of a word.
-MOST_WORDS, LONGEST_WORD = 1 << 17, 64
+MOST_WORDS, LONGEST_WORD = 1 << 17, 32
 
 
 class WordPieceEncoder:

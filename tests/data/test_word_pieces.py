@@ -168,7 +168,7 @@ def test_the_module_imports_only_tokenizers(tmp_path):
 import sys
 from pathlib import Path
 
-from hf_tlm.data.word_pieces import find_encoder, word_piece_encoder
+from hf_tlm.data.word_pieces import word_piece_encoder
 
 encoder = word_piece_encoder(Path({str(tmp_path / "tokenizer.json")!r}).read_text(encoding="utf-8"))
 print(encoder.encode(["a gene binds"], max_length=128)["input_ids"])
