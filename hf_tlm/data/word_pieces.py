@@ -98,11 +98,11 @@ class WordPieceEncoder:
 class _Template:
     """The order of special tokens and texts in an input, and the types of their tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, *texts: str):
-        # Each text is one token here, whose id says which of them it is.
-        probe = Tokenizer(WordLevel({text: index for index, text in enumerate(texts)}, texts[0]))
+    def __init__(self, tokenizer: Tokenizer, text: str, pair: str | None = None):
+        # Each text is one token here, whose id says which of the two it is.
+        probe = Tokenizer(WordLevel({text: 0} if pair is None else {text: 0, pair: 1}, text))
         probe.post_processor = tokenizer.post_processor
-        encoding = probe.encode(*texts)
+        encoding = probe.encode(text, pair)
         self._parts = list(zip(encoding.special_tokens_mask, encoding.ids, encoding.type_ids, strict=True))
         self.num_special = sum(encoding.special_tokens_mask)
 
