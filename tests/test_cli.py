@@ -143,7 +143,7 @@ def test_model_presets_are_found_from_any_folder(tmp_path, monkeypatch):
         assert file == "." and len(digest) == 64
     assert read_config(read_configs(["tlm/coffee"], "train_tlm")["model_config"]).model_type == "modernbert"
     assert read_config(ModelArguments().model_config).num_hidden_layers == 2
-    with pytest.raises(ModelError, match="neither a JSON file, a preset, nor .* Did you mean models/bert_tiny?"):
+    with pytest.raises(ModelError, match="a preset, nor .* Did you mean models/bert_tiny. There is no local path"):
         read_config("models/bert_tinny")
 
 

@@ -67,11 +67,26 @@ def tried_by_client(error: BaseException | None) -> bool:
     return False
 
 
-def is_offline(error: BaseException) -> bool:
+def is_offline(error: BaseException | None) -> bool:
     """Return whether an error was raised because HF_HUB_OFFLINE is set."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    return isinstance(_cause(error), OfflineModeIsEnabled)
+    while error is not None:
+        if isinstance(error, (LocalEntryNotFoundError, OfflineModeIsEnabled)):
+            return constants.HF_HUB_OFFLINE
+        error = error.__cause__
+    return False
+
+
+def offline_reason(error: BaseException) -> str | None:
+    """Return why transformers could not load a name and what to do, if HF_HUB_OFFLINE is the reason; otherwise None."""
+    if not is_offline(error):
+        return None
+    return (
+        "There is no local path of this name, and HF_HUB_OFFLINE is set, so only the cache was searched. "
+        "Unset HF_HUB_OFFLINE, or pass a local path."
+    )
 
 
 def requested_wait(error: BaseException) -> float | None:
