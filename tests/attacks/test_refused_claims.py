@@ -18,5 +18,5 @@ def test_corrected_command_works_after_a_refused_one(toys, recipe, there):
         toys.out.mkdir()
     assert_refused(attack(recipe, *toys.commands[recipe], *LATE[recipe]), "vocab_size 20 is too small")
     assert toys.out.exists() == there and not tree(toys.out.parent)
-    if there:
-        assert attack(recipe, *toys.commands[recipe]).status == 0
+    outcome = attack(recipe, *toys.commands[recipe])
+    assert outcome.status == 0 and (toys.out / "results.json").is_file(), outcome.stderr
