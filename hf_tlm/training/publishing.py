@@ -14,6 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hf_tlm.errors import ArgumentsError, HubError
+from hf_tlm.hub.errors import UnansweredError
 from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import Push, check_push, push
 from hf_tlm.hub.repo import CODE, PUBLISHED_FILES, RESUME_FILES, check_sizes, fetch, file_sizes, is_ours, mark_as_fetched
@@ -101,7 +102,13 @@ def check_hub(args: BaseArguments, *, adapter: bool = False, base: str | None = 
             "the repo id of the base as --model_name_or_path (publish the base first), or remove push_to_hub or use_peft."
         )
     if args.process_index == 0 and args.hub_model_id is not None:
-        check_push(args.hub_model_id, args.hub_token)
+        try:
+            check_push(args.hub_model_id, args.hub_token)
+        except UnansweredError as error:
+            raise UnansweredError(
+                f"{error} Or train without push_to_hub and the hub_ options, and publish the finished folder later with "
+                "`hf-tlm publish`."
+            ) from None
 
 
 def publish_run(folder: Path, args: BaseArguments) -> Push | None:

@@ -63,13 +63,20 @@ def test_pretrained_model_is_published(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "problem,message", [("nobody", "Log in with `hf auth login`"), ("stranger", "cannot publish as 'bob'")]
+    "problem,message",
+    [
+        ("nobody", "Log in with `hf auth login`"),
+        ("stranger", "cannot publish as 'bob'"),
+        ("offline", "Unset it. Or train without push_to_hub and the hub_ options, and publish .* with `hf-tlm publish`"),
+    ],
 )
 def test_access_is_checked_before_training(hub, tmp_path, task, monkeypatch, problem, message):
     if problem == "nobody":
         monkeypatch.delenv("HF_TOKEN")
+    if problem == "offline":
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match=message):
-        go(tmp_path / "out", task, hub_model_id="alice/toy" if problem == "nobody" else "bob/toy")
+        go(tmp_path / "out", task, hub_model_id="bob/toy" if problem == "stranger" else "alice/toy")
     assert not (tmp_path / "out").exists() and not requests_that_write(hub)
 
 
