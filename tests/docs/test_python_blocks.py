@@ -76,3 +76,13 @@ def test_what_is_missing_is_said(python, wrong):
     (problem,) = problems(f"```python\n{python}\n```\n")
     assert wrong in problem
     assert not list(problems("```python\nnames = [1]\n```\n```python\nprint([name for name in names])\n```\n"))
+
+
+def test_block_that_may_be_skipped_is_not_needed_by_later_ones():
+    skippable = {}
+    for path in pages():
+        text, sentence, rest = path.read_text(encoding="utf-8").partition("Skip it if you have your own files.")
+        if sentence:
+            skippable[page_name(path)] = text + rest.partition("```python\n")[2].partition("```\n")[2]
+    assert len(skippable) >= 2
+    assert not {name: found for name, text in skippable.items() if (found := [*problems(text)])}
