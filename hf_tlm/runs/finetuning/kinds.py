@@ -287,27 +287,32 @@ class EvaluationSet:
             most_tokens: maximal number of tokens in a batch of several rows, padding included.
             num_threads: number of batches that `logits_of` computes at the same time.
         """
-        batches = map(collate, self._batches(batch_size, most_tokens))
+
+        def compute(rows: slice) -> Any:
+            columns = self.by_length[rows]
+            features = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            return logits_of(collate(features))
+
+        batches = self._batches(batch_size, most_tokens)
         if num_threads == 1:
-            batch_outputs = list(map(logits_of, batches))
+            batch_outputs = list(map(compute, batches))
         else:
             pool = ThreadPoolExecutor(num_threads)
             try:
-                batch_outputs = list(pool.map(logits_of, batches))
+                batch_outputs = list(pool.map(compute, batches))
             finally:
                 pool.shutdown(cancel_futures=True)  # After an error or Ctrl-C, at once.
         outputs = tuple(map(_concatenate_padded, zip(*batch_outputs, strict=True)))
         return self.in_order(outputs if len(outputs) > 1 else outputs[0])
 
-    def _batches(self, batch_size: int, most_tokens: int | None) -> Iterator[list[dict[str, Any]]]:
-        """Yield the features of each batch of `outputs_of`."""
+    def _batches(self, batch_size: int, most_tokens: int | None) -> Iterator[slice]:
+        """Yield the rows of `by_length` that are in each batch of `outputs_of`."""
         start = 0
         while start < len(self.lengths):
             # The first row of a batch is the longest.
             max_rows = batch_size if most_tokens is None else most_tokens // max(1, int(self.lengths[start]))
             end = min(start + max(1, min(batch_size, max_rows)), len(self.lengths))
-            columns = self.by_length[start:end]
-            yield [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            yield slice(start, end)
             start = end
 
     def in_order(self, outputs: Any) -> Any:

@@ -48,15 +48,24 @@ def test_outputs_are_in_row_order_and_batches_are_full(rows, batch_size, most_to
 
 
 def test_batches_are_computed_at_the_same_time(rows):
+    """Two batches exist at a time, not those of all rows."""
     evaluation_set, collate = rows
-    both = threading.Barrier(2)
+    both, lock, batches = threading.Barrier(2), threading.Lock(), [0]
+
+    def counted(features):
+        with lock:
+            batches.append(batches[-1] + 1)
+        return collate(features)
 
     def logits(batch):
         both.wait(timeout=60)  # Two batches are computed together, or none.
+        with lock:
+            batches.append(batches[-1] - 1)
         return (batch["attention_mask"].numpy().sum(1, keepdims=True).astype(np.float32),)
 
-    outputs = evaluation_set.outputs_of(logits, collate, 1, num_threads=2)
+    outputs = evaluation_set.outputs_of(logits, counted, 1, num_threads=2)
     assert outputs[:, 0].tolist() == feature_lengths(evaluation_set.features).tolist()
+    assert max(batches) == 2 and batches[-1] == 0 and len(batches) == 1 + 2 * len(LENGTHS)
 
 
 def test_no_batch_is_begun_after_an_error(rows):
