@@ -63,7 +63,7 @@ class OnnxModel:
             raise ModelError(f"{folder} has no {ONNX_FILES[dtype]}, which {dtype} is read from. {hint}.")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # Errors; warnings are of its own optimisations.
-        # An operator of a small model is too short to be shared by cores: two threads in it were slower than one.
+        # An operator of a small model is short: a batch on each core gains more than cores that share an operator.
         options.intra_op_num_threads = 1
         try:
             self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
