@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.models import WordLevel, WordPiece
 
 # Limits of the memory of a tokenizer: words, and characters of a word.
 MOST_WORDS, LONGEST_WORD = 1 << 17, 32
@@ -158,6 +158,8 @@ def find_encoder(tokenizer: Any) -> WordPieceEncoder | None:
     """Return an encoder that gives what a tokenizer of transformers gives; None where only the tokenizer itself does."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     own_code = not type(tokenizer).__module__.startswith("transformers.")
-    if backend is None or own_code or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
+    if own_code or not isinstance(getattr(backend, "model", None), WordPiece):  # Others' settings may be many megabytes.
+        return None
+    if tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
         return None
     return word_piece_encoder(backend.to_str())
