@@ -158,8 +158,7 @@ def find_encoder(tokenizer: Any) -> WordPieceEncoder | None:
     """Return an encoder that gives what a tokenizer of transformers gives; None where only the tokenizer itself does."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     own_code = not type(tokenizer).__module__.startswith("transformers.")
-    if own_code or not isinstance(getattr(backend, "model", None), WordPiece):  # Others' settings may be many megabytes.
+    if backend is None or own_code or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
         return None
-    if tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
-        return None
-    return word_piece_encoder(backend.to_str())
+    # The settings of other tokenizers may be many megabytes.
+    return word_piece_encoder(backend.to_str()) if isinstance(backend.model, WordPiece) else None
