@@ -17,7 +17,9 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.training.optimizers import OWN, check_optimizer
 from hf_tlm.training.trainer_options import check_trainer_options
+from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.options import OnlyWith, check_effects, check_ranges, option
+from hf_tlm.utils.run_files import RESULTS_FILE
 from hf_tlm.utils.shown import relative_name, shown_path
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ class BaseArguments(TrainingArguments):
         super().__post_init__()
         if optim in OWN:
             self.optim = optim
+        if self.output_dir and not (self.folder / RESULTS_FILE).exists():  # A finished run's folder may be read-only.
+            check_writable(self.folder)
         check_trainer_options(self)
         check_effects(self, ArgumentsError)
         # A precision set in accelerate's config counts as set here, so that settings and cards state the one that was used.

@@ -22,6 +22,21 @@ from hf_tlm.training.run_folder import local_files, settings
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
 
 
+
+def test_folder_that_cannot_be_written_is_refused_before_data_are_read(tmp_path):
+    (tmp_path / "file").write_text("a thesis")
+    with pytest.raises(ArgumentsError, match=f"--output_dir {tmp_path}/file/run: {tmp_path}/file is not a writable folder"):
+        TlmArguments(**BASE | {"output_dir": str(tmp_path / "file/run")})
+
+
+def test_folder_of_a_finished_run_may_be_read_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ArgumentsError, match="is not a writable folder"):
+        TlmArguments(**BASE | {"output_dir": str(tmp_path)})
+    (tmp_path / "results.json").write_text("{}")
+    assert TlmArguments(**BASE | {"output_dir": str(tmp_path)}).folder == tmp_path
+
+
 @pytest.mark.parametrize(
     "changes,message",
     [
