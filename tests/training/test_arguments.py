@@ -22,7 +22,6 @@ from hf_tlm.training.run_folder import local_files, settings
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
 
 
-
 def test_folder_that_cannot_be_written_is_refused_before_data_are_read(tmp_path):
     (tmp_path / "file").write_text("a thesis")
     with pytest.raises(ArgumentsError, match=f"--output_dir {tmp_path}/file/run: {tmp_path}/file is not a writable folder"):
