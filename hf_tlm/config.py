@@ -152,18 +152,19 @@ def parse(
     if not helps:
         _take_files(parser, classes, args, recipe, values or {})
         _check_options(parser, args)
+    # Before the dataclasses report as missing what was passed without the name of its option.
+    if unknown := parser.parse_known_args(args)[1]:
+        hint = "; put a file pattern in quotes, and separate files with commas" if os.path.exists(unknown[0]) else ""
+        hint = "; write the name of its option before it" if unknown[0] == args[0] else hint
+        parser.error(f"unknown argument {unknown[0]}{hint}")
     try:
-        *parsed, unknown = parser.parse_args_into_dataclasses(args=args, return_remaining_strings=True)
+        return parser.parse_args_into_dataclasses(args=args)[: len(dataclasses)]
     except HfTlmError as error:
         if where := _given_by_file(str(error), args, recipe, defaults):
             raise type(error)(f"{error} {where}") from error
         raise
     except Exception as error:  # Errors of any type from __post_init__: transformers checks its arguments there.
         raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split()):.500}") from error
-    if unknown:
-        hint = "; put a file pattern in quotes, and separate files with commas" if os.path.exists(unknown[0]) else ""
-        parser.error(f"unknown argument {unknown[0]}{hint}")
-    return tuple(parsed[: len(dataclasses)])
 
 
 def _take_files(parser: Any, classes: Sequence[type], args: Sequence[str], recipe: str, values: Mapping[str, Any]) -> None:

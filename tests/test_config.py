@@ -239,6 +239,7 @@ def test_invalid_command_line_prints_two_lines(tmp_path, args, capsys):
         (["--name", "x", "--batch"], "unknown argument --batch; did you mean --batch_size?"),
         (["--name", "x", "--quiz"], "unknown argument --quiz"),
         (["--name", "x", "y"], "unknown argument y"),
+        (["x", "--name", "bad"], "unknown argument x; write the name of its option before it"),
         (["--name", "x", ".", "y"], "unknown argument .; put a file pattern in quotes, and separate files with commas"),
     ],
 )
@@ -247,6 +248,9 @@ def test_unknown_option_gets_a_suggestion(args, hint, capsys):
     class Sized:
         name: str
         batch_size: int = 3
+
+        def __post_init__(self):
+            assert self.name != "bad", "checked before unknown arguments"
 
     with pytest.raises(SystemExit):
         parse(Sized, recipe="train_tlm", description="", args=args)

@@ -206,9 +206,7 @@ def _create_from_hub(name, revision, config_name, split, streaming, columns: Col
             sha = HfApi().dataset_info(path, revision=revision).sha
             rows = load_dataset(path, config_name, split=split, revision=sha, streaming=streaming)
     except Exception as error:  # The readers of `datasets` raise errors of many types, none of which is a bug here.
-        raise CorpusError(
-            f"Cannot load the corpus {path!r} from the Hub: {error}\nThere is no local file or folder of this name either."
-        ) from error
+        raise CorpusError(f"Cannot load the corpus {path!r} from the Hub: {error}") from error
     settings = {"columns": columns, "max_words": max_words, "hub": [path, sha, config_name, split]}
     return _create_single_part(
         f"{path}@{sha}", _start_digest(settings).hexdigest()[:16], rows, split, path, columns, max_words

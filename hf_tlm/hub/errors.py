@@ -125,6 +125,8 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
         page = f"{constants.ENDPOINT}/{repo.page}"
         return f"The {name} is gated: ask for access at {page}, with the account of your token. {log_in()}."
     if isinstance(cause, RevisionNotFoundError):
+        if not reading:
+            return f"The {name} has no branch {repo.revision!r}, and only a branch can be published to. Pass another name."
         return f"The {name} has no branch, tag or commit {repo.revision!r}. Correct the part after the @."
     if isinstance(cause, RepositoryNotFoundError):
         here = ", and no local path of this name" * reading
@@ -153,7 +155,7 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
         return f"The response of {constants.ENDPOINT} for the {name} is not that of a Hub. Check HF_ENDPOINT, or a proxy."
     if reading and (problem := cache_problem(cause, constants.HF_HUB_CACHE)):
         return f"The {name} could not be fetched. {problem}."
-    return f"The {name} could not be used: {redacted(cause)}"
+    return f"The {name} could not be used: {redacted(cause).rstrip('.')}."
 
 
 def redacted(error: BaseException) -> str:

@@ -183,9 +183,10 @@ class PublishArguments:
             raise HubError(
                 f"Pass one of {', '.join(f'--{kind}' for kind in kinds)}; received {', '.join(kinds_given) or 'none'}."
             )
-        needed = "output_dir" if kinds_given[0] == "legacy_checkpoint" else "repo_id"
-        if getattr(self, needed) is None:
-            raise HubError(f"--{kinds_given[0]} needs --{needed}: see --help.")
+        if kinds_given[0] == "legacy_checkpoint" and self.output_dir is None:
+            raise HubError("--legacy_checkpoint needs --output_dir: the folder for the converted model.")
+        if kinds_given[0] != "legacy_checkpoint" and self.repo_id is None:
+            raise HubError(f"--{kinds_given[0]} needs --repo_id owner/name: the repository to publish to.")
         check_effects(self, HubError, prefix="--")
         ineffective = {"subset": ("dataset", "widget_texts"), "space": ("dataset", "widget_texts", "language", "verify")}
         for name in ineffective.get(kinds_given[0], ()):

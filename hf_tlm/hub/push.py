@@ -181,8 +181,8 @@ def repo_to_push(repo_id: str, type: str, revision: str | None) -> Repo:
     repo = parse_repo(repo_id, type)
     if repo is None or repo.revision is not None:
         raise HubError(
-            "Expected the repository to publish to as owner/name, with its branch in a separate option; received "
-            f"{repo_id!r}."
+            "Expected the repository to publish to as owner/name, without a branch (for which --revision or --hub_revision "
+            f"is); received {repo_id!r}."
         )
     return Repo(repo_id, revision, type)
 
@@ -193,6 +193,7 @@ class Push:
 
     commit: the new commit; None if nothing was new, and with `dry_run`.
     pushed, unchanged, deleted: paths in the repository.
+    is_private: whether the repository is private; None, with `dry_run`, if it does not exist or was not asked for.
     about: with `dry_run`, whether the repository exists and is private, in words.
     sizes: with `dry_run`, path -> bytes of the files that would be pushed.
     card: with `dry_run`, the text of the card that would be published; None without a card.
@@ -205,6 +206,7 @@ class Push:
     unchanged: list[str]
     deleted: list[str]
     dry_run: bool
+    is_private: bool | None
     about: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
     card: str | None = None
@@ -216,10 +218,11 @@ class Push:
     def to_text(self) -> str:
         if self.dry_run:
             return self._plan_text()
+        repo = f"{self.repo} ({'private' if self.is_private else 'public'})"
         if self.commit is None:
-            head = f"{self.repo} already has this content: {self.url}"
+            head = f"{repo} already has this content: {self.url}"
         else:
-            head = f"Published {self.repo} as commit {self.commit[:12]}: {self.url}"
+            head = f"Published {repo} as commit {self.commit[:12]}: {self.url}"
         lines = [("new or changed", self.pushed), ("deleted", self.deleted), ("unchanged", self.unchanged)]
         return "\n".join([head, *(f"  {label}: {', '.join(paths)}" for label, paths in lines if paths)])
 
@@ -424,7 +427,7 @@ class Publication:
         deleted = [p for p in remote if p not in self.local and any(fnmatch(p, pattern) for pattern in self.replaced)]
         url = f"{self.api.endpoint}/{self.repo.page}"
         url += "" if self.repo.revision is None else f"/tree/{self.repo.revision}"
-        return Push(url, self.repo, None, pushed, unchanged, deleted, dry_run=True), commit
+        return Push(url, self.repo, None, pushed, unchanged, deleted, True, self.is_private), commit
 
     def _check_tag(self, head: str, plan: Push) -> None:
         """Raise a HubError if the tag exists already, and not on a commit with the content to publish."""

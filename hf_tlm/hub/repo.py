@@ -325,7 +325,8 @@ class Verification:
 
     def to_text(self) -> str:
         equal = f", equal to the local one within {TOLERANCE:g}" if self.differences else ""
-        head = f"{self.repo} at commit {self.commit[:12]} loads without hf_tlm{equal}:"
+        repo = self.repo.id if self.repo.revision == self.commit else self.repo
+        head = f"{repo} at commit {self.commit[:12]} loads without hf_tlm{equal}:"
         return "\n".join([head, *(f"  {name or 'model'}: {words}" for name, words in self.loaded.items())])
 
 

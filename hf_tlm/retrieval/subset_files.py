@@ -407,5 +407,8 @@ def _check_repo(repo_id: str, revision: str | None, config: str | None) -> Repo:
     if (repo := parse_repo(repo_id, "dataset")) is None or repo.revision is not None:
         raise HubError(f"Expected a dataset of the Hub as owner/name; received {repo_id!r}.")
     if config is not None and (not _CONFIG.fullmatch(config) or config == DATA_FOLDER):
-        raise RetrievalError(f"config: expected a name that a folder can have, such as small; received {config!r}.")
+        raise RetrievalError(
+            f"Expected a configuration's name that a folder can have, other than {DATA_FOLDER}, such as small; "
+            f"received {config!r}."
+        )
     return replace(repo, revision=revision)

@@ -63,7 +63,7 @@ _NUMBER = re.compile(r"\s*[+-]?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+
 _NAN = {"nan", "NaN"}
 _BOOLEANS: dict[str | None, Any] = {word: word[0] in "Tt" for word in ("True", "TRUE", "true", "False", "FALSE", "false")}
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
-LOCAL_ADVICE = "Without a network, pass the path of a folder with train, validation and test files."
+LOCAL_ADVICE = "Or pass the path of a folder with train, validation and test files."
 
 
 def read_splits(

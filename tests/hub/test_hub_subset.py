@@ -209,7 +209,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("config", ["data", "a/b", "..", "", "a" * 97])
     def test_invalid_configuration_name_is_refused(self, hub, subset, config):
-        with pytest.raises(RetrievalError, match="^config: expected a name that a folder can have"):
+        with pytest.raises(RetrievalError, match="^Expected a configuration's name that a folder can have"):
             subset.push_to_hub("alice/passages", config=config)
         assert not hub.log
 

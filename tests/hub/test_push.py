@@ -63,7 +63,7 @@ def test_new_repository_is_private_and_gets_one_commit(hub, folder):
     assert done.commit == hub.history("alice/model")[0] and len(hub.history("alice/model")) == 2
     assert done.url == f"{hub.url}/alice/model" and sorted(done.pushed) == sorted(CONTENT) and not done.unchanged
     assert hub.repository("alice/model").find("main").title == "First"
-    assert "Published alice/model as commit " + done.commit[:12] in done.to_text()
+    assert "Published alice/model (private) as commit " + done.commit[:12] in done.to_text()
 
 
 def test_unchanged_content_creates_no_commit(hub, folder):
@@ -109,15 +109,15 @@ def test_gitignore_of_the_repository_is_not_applied(hub, folder):
 
 
 def test_visibility_is_only_set_for_a_new_repository(hub, folder):
-    push(folder, "alice/open", message="m", private=False)
-    assert not hub.repository("alice/open").private
+    done = push(folder, "alice/open", message="m", private=False)
+    assert not hub.repository("alice/open").private and "Published alice/open (public) as" in done.to_text()
     push(folder, "alice/open", message="m")
     assert not hub.repository("alice/open").private
     with pytest.raises(HubError, match="is public, but a private repository was requested.*Nothing was published"):
         push(folder, "alice/open", message="m", private=True)
     push(folder, "alice/closed", message="m")
-    push(folder, "alice/closed", message="m", private=False)
-    assert hub.repository("alice/closed").private
+    again = push(folder, "alice/closed", message="m", private=False)
+    assert hub.repository("alice/closed").private and "alice/closed (private) already has" in again.to_text()
 
 
 def test_push_to_a_branch_of_a_dataset_repository(hub, tmp_path):
@@ -138,6 +138,8 @@ def test_tag_is_created_and_never_moved(hub, folder):
     (folder / "config.json").write_bytes(b"new")
     with pytest.raises(HubError, match="'v1' of alice/model is commit .* Choose another tag. Nothing was published"):
         push(folder, "alice/model", message="m", tag="v1")
+    with pytest.raises(HubError, match="no branch 'v1', and only a branch can be published to.*Nothing was published"):
+        push(folder, "alice/model", message="m", revision="v1")
     second = push(folder, "alice/model", message="m", tag="v2")
     assert hub.repository("alice/model").tags == {"v1": first.commit, "v2": second.commit}
 
@@ -405,7 +407,7 @@ def test_two_processes_create_one_repository(hub, tmp_path):
     )
     folders = [write_run(tmp_path / str(n), {f"{n}.txt": b"x"}) for n in range(2)]
     runs = [subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) for folder in folders]
-    assert all(b"Published alice/shared" in run.communicate(timeout=60)[0] for run in runs)
+    assert all(b"Published alice/shared (private)" in run.communicate(timeout=60)[0] for run in runs)
     assert set(hub.files("alice/shared")) == {"0.txt", "1.txt"}
 
 
@@ -458,7 +460,9 @@ def test_push_in_offline_mode_is_refused(hub, folder, sleeps, monkeypatch):
     assert not sleeps
 
 
-@pytest.mark.parametrize("status,said", [(413, "is larger than the model repository"), (422, "could not be used: .* '422 ")])
+@pytest.mark.parametrize(
+    "status,said", [(413, "larger than the model repository"), (422, r"not be used: .* '422 .* injected 422\. Nothing")]
+)
 def test_http_status_is_explained(hub, folder, status, said):
     hub.fail(lambda method, path: "/commit/" in path, status, times=1000)
     with pytest.raises(HubError, match=said) as error:

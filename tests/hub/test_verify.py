@@ -64,7 +64,11 @@ def test_differing_model_is_refused(hub, here, folder):
     with pytest.raises(HubError, match="alice/model at commit .* differs from .*: mlm. Publish"):
         verify("alice/model", local=folder)
     push(folder, "alice/model", message="m", revision="next")
-    assert verify("alice/model", revision="next", local=folder).differences["mlm"] == 0.0
+    done = verify("alice/model", revision="next", local=folder)
+    assert done.differences["mlm"] == 0.0
+    assert done.to_text().startswith(f"alice/model@next at commit {done.commit[:12]} loads")
+    text = verify("alice/model", revision=done.commit, local=folder).to_text()
+    assert text.startswith(f"alice/model at commit {done.commit[:12]} loads")
 
 
 def test_dataset_is_verified_by_configuration(hub, here, tmp_path):

@@ -14,7 +14,7 @@ def test_subset_is_published(hub, recipe, subset):
     arguments = ("publish", "--subset", subset, "--repo_id", "alice/passages", "--private", "false", "--license", "mit")
     assert "Would publish to alice/passages" in recipe(*arguments, "--dry_run")
     assert not hub.repositories
-    assert "Published alice/passages as commit" in recipe(*arguments, "--tag", "v1")
+    assert "Published alice/passages (public) as commit" in recipe(*arguments, "--tag", "v1")
     assert "already has this content" in recipe(*arguments)
     repository = hub.repository("alice/passages", "dataset")
     assert not repository.private and repository.tags["v1"] == hub.history("alice/passages", "dataset")[0]
@@ -26,7 +26,7 @@ def test_retrieve_pushes_its_subset(hub, recipe, work, tmp_path, monkeypatch):
     arguments = ["retrieve", "--task", work / "task", "--corpus", work / "corpus.parquet", "--top_k", "4"]
     arguments += ["--push_to_hub", "--hub_dataset_id", "alice/passages", "--hub_revision", "next"]
     out = recipe(*arguments, "--output_dir", tmp_path / "subset")
-    assert "Published alice/passages@next as commit" in out and hub.repository("alice/passages", "dataset").private
+    assert "Published alice/passages@next (private) as commit" in out and hub.repository("alice/passages", "dataset").private
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(HubError, match="Log in with"):
         recipe(*arguments, "--output_dir", tmp_path / "other")
@@ -36,7 +36,7 @@ def test_retrieve_pushes_its_subset(hub, recipe, work, tmp_path, monkeypatch):
 def test_select_influence_pushes_its_subset(hub, recipe, work, subset, tmp_path, monkeypatch):
     arguments = ["select_influence", "--task", work / "task", "--subset", subset, "--method", "random", "--fraction", "0.5"]
     arguments += ["--use_cpu", "true", "--report_to", "none", "--push_to_hub", "--hub_dataset_id", "alice/fewer"]
-    assert "Published alice/fewer as commit" in recipe(*arguments, "--output_dir", tmp_path / "fewer")
+    assert "Published alice/fewer (private) as commit" in recipe(*arguments, "--output_dir", tmp_path / "fewer")
     assert json.loads(hub.files("alice/fewer", "dataset")["manifest.json"])["selection"]["method"] == "random"
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(HubError, match="Log in with"):
@@ -66,8 +66,8 @@ def test_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
     [
         ([], "Pass one of --model, --subset, --space, --legacy_checkpoint; received none"),
         (["--model", "a", "--subset", "b", "--repo_id", "me/x"], "received model, subset"),
-        (["--model", "a"], "--model needs --repo_id"),
-        (["--legacy_checkpoint", "a"], "--legacy_checkpoint needs --output_dir"),
+        (["--model", "a"], "--model needs --repo_id owner/name: the repository"),
+        (["--legacy_checkpoint", "a"], "--legacy_checkpoint needs --output_dir: the folder for"),
         (["--legacy_checkpoint", "a", "--output_dir", "b", "--verify"], "--verify True has no effect without --repo_id"),
         (["--legacy_checkpoint", "a", "--output_dir", "b", "--private", "false"], "--private False has no effect without"),
         (

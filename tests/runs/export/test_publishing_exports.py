@@ -124,7 +124,7 @@ def test_page_is_published_as_a_space(hub, exported, tmp_path, runtime, recipe):
     (page / "notes.txt").write_text("mine")
     command = ["publish", "--space", page, "--repo_id", "alice/page", "--license", "mit"]
     assert "/spaces/alice/page); nothing was sent" in recipe(*command, "--dry_run") and not hub.repositories
-    assert "Published alice/page as commit" in recipe(*command, "--private", "false")
+    assert "Published alice/page (public) as commit" in recipe(*command, "--private", "false")
     published = hub.files("alice/page", "space")
     card = published.pop("README.md").decode()
     assert card.startswith("---\ntitle: 'tickets: what?'\nsdk: static\napp_file: index.html\n") and "license: mit" in card
