@@ -248,20 +248,22 @@ def linear_model(task: Task) -> Baseline:
             "and then the length of n-grams; searching all of them together would take many times as long.",
             *(task.name, task.num_labels, MOST_CLASSES_FOR_GRID),
         )
-    for n, vocabulary, matrices in tqdm(
-        _features(task), desc="Fitting linear models", unit=" n-grams", total=_max_n_gram(task)
-    ):
-        if has_many_classes and n > 1 and settings["n_grams"] < n - 1:
-            break  # (n - 1)-grams were no better, so longer ones are not tried.
-        for class_weight, c in [(settings["class_weight"], settings["C"])] if has_many_classes and n > 1 else grid:
-            model = LinearSVC(C=c, class_weight=class_weight, random_state=0).fit(matrices["train"], labels)
-            predicted = model.predict(matrices["validation"])
-            score = metric.compute(predictions=predicted, references=references["validation"])[task.metric]
-            if score > best_score:
-                best_score, predictions = score, {split: model.predict(matrices[split]) for split in references}
-                settings = {"n_grams": n, "C": c, "class_weight": class_weight, "features": matrices["train"].shape[1]}
-                margins = as_margins(model.decision_function(matrices["validation"]))
-                best_model, best_vocabulary = model, vocabulary
+    max_n = _max_n_gram(task)
+    num_models = len(grid) + max_n - 1 if has_many_classes else len(grid) * max_n
+    with tqdm(desc="Fitting linear models", unit=" models", total=num_models) as progress:
+        for n, vocabulary, matrices in _features(task):
+            if has_many_classes and n > 1 and settings["n_grams"] < n - 1:
+                break  # (n - 1)-grams were no better, so longer ones are not tried.
+            for class_weight, c in [(settings["class_weight"], settings["C"])] if has_many_classes and n > 1 else grid:
+                model = LinearSVC(C=c, class_weight=class_weight, random_state=0).fit(matrices["train"], labels)
+                predicted = model.predict(matrices["validation"])
+                score = metric.compute(predictions=predicted, references=references["validation"])[task.metric]
+                if score > best_score:
+                    best_score, predictions = score, {split: model.predict(matrices[split]) for split in references}
+                    settings = {"n_grams": n, "C": c, "class_weight": class_weight, "features": matrices["train"].shape[1]}
+                    margins = as_margins(model.decision_function(matrices["validation"]))
+                    best_model, best_vocabulary = model, vocabulary
+                progress.update()
     linear = LinearModel(
         terms={column: terms for column, (terms, _) in best_vocabulary.items()},
         idf={column: idf for column, (_, idf) in best_vocabulary.items()},

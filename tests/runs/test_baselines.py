@@ -106,7 +106,7 @@ def test_balanced_classes_skip_class_weights(task, monkeypatch):
 
 
 @pytest.mark.parametrize("longest", [3, 2, 1])
-def test_many_classes_choose_n_grams_last(task, monkeypatch, caplog, longest):
+def test_many_classes_choose_n_grams_last(task, monkeypatch, caplog, capsys, longest):
     """C and weights are chosen with single words, then n-grams grow while they improve; few classes use the full grid."""
     tried, best = [], (module.C[1], "balanced")
     uneven = replace(task, splits={**task.splits, "train": task.train.select(range(1, len(task.train)))})
@@ -123,6 +123,7 @@ def test_many_classes_choose_n_grams_last(task, monkeypatch, caplog, longest):
     monkeypatch.setattr(module, "LinearSVC", record_svc)
     linear_model(uneven)
     assert len(tried) == 3 * 2 * len(module.C) and not caplog.messages
+    assert f" {len(tried)}/{len(tried)} " in capsys.readouterr().err  # The bar counts models.
     tried.clear()
     monkeypatch.setattr(module, "MOST_CLASSES_FOR_GRID", 2)
     monkeypatch.setattr(module, "load_metric", lambda name: Metric())
