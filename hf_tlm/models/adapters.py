@@ -23,7 +23,7 @@ from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.arguments import LoraArguments
 from hf_tlm.models.base import TrainedModel, body_of, save_tokenizer
 from hf_tlm.models.export import export_stock
-from hf_tlm.models.loading import POOLER, reading_pickles
+from hf_tlm.models.loading import POOLER, reading_pickles, without_reports
 from hf_tlm.models.tlm import TlmModel
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import Unfit, listed, maybe, one_of, read_fields, real, truth, whole, words
@@ -211,6 +211,7 @@ def base_folder(folder: str | os.PathLike, adapter: LoraConfig, *, trust_remote_
     return checkpoint_folder(base, adapter.revision, trust_remote_code=trust_remote_code)
 
 
+@without_reports()
 def load_merged(
     folder: str | os.PathLike, auto_class: str, trust_remote_code: bool = False, **options: Any
 ) -> PreTrainedModel:

@@ -334,11 +334,13 @@ def load_classifier(folder: str, name: str, *, id2label: dict[int, str], **optio
     return model, head_is_new(model, new_weights(model, info, name))
 
 
+@without_reports()
 def load_stock(auto_class: Any, folder: str, config: PreTrainedConfig, **options) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load a checkpoint as a stock class in float32, and return it and the loading info of `from_pretrained`.
 
-    Weights that it lacks, or has in other shapes, are initialised at random. A folder `checkpoint-*` of an unfinished run
-    loads like what the run would export: of a pair of models the main one; a classifier that learned no task is left out.
+    Weights that it lacks, or has in other shapes, are initialised at random, without transformers' report. A folder
+    `checkpoint-*` of an unfinished run loads like what the run would export: of a pair of models the main one; a classifier
+    that learned no task is left out.
 
     Args:
         auto_class: such as `AutoModelForSequenceClassification`.

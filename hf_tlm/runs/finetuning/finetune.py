@@ -21,6 +21,7 @@ from hf_tlm.data.text_checks import spread_texts, warn_of_cut
 from hf_tlm.hub.cards import finetuned_card
 from hf_tlm.models import export_adapter, trained_parameters
 from hf_tlm.models.base import save_tokenizer
+from hf_tlm.models.families import longest_input
 from hf_tlm.objectives import TaskLoss, TeacherLoss, ValueLoss, WeightedSum
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
@@ -152,8 +153,8 @@ def finetune(
     details |= {"pairs": task.has_pairs, **provenance_entries(details)}
     if args.process_index == 0:
         if task.kind in ("classification", "regression"):
-            sample, advice = spread_texts(task.train), "Pass a larger --max_length, if the model has enough positions."
-            warn_of_cut("the task's training texts", sample, pretrained[-1], args.max_length, advice)
+            advice = _advice_on_length(pretrained[0], args.max_length)
+            warn_of_cut("the task's training texts", spread_texts(task.train), pretrained[-1], args.max_length, advice)
         if subset is not None:
             subset.tell_of_other_task(task)
         details["baselines"] = to_beat(task, _sample_tasks(task, args))
@@ -172,6 +173,16 @@ def finetune(
     run = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir).write(args, finetuned_card)
     pushes.check()
     return run
+
+
+def _advice_on_length(config: PreTrainedConfig, max_length: int) -> str:
+    """Return what to do about truncated texts."""
+    longest = longest_input(config)
+    if longest is None:
+        return "Pass a larger --max_length."
+    if max_length < longest:
+        return f"Pass a larger --max_length: the model reads up to {longest:,} tokens."
+    return "The model reads no longer texts; one with more positions would."
 
 
 def _sample_tasks(task: Task, args: FinetuneArguments) -> list[Task]:

@@ -1,6 +1,7 @@
 """Fine-tuning of stock models: the files written, that all parameters learn, and exact repetition and resuming."""
 
 import json
+import logging
 import shutil
 import statistics
 from dataclasses import replace
@@ -243,12 +244,28 @@ def test_linear_baseline_is_in_text_and_card(base, tmp_path):
     assert f"| test, linear model on TF-IDF | {linear:.2f} |" in (tmp_path / "out/README.md").read_text()
 
 
-@pytest.mark.parametrize("max_length, told", [(6, True), (32, False)])
-def test_truncated_texts_are_warned_about(base, tmp_path, caplog, max_length, told):
+@pytest.mark.parametrize(
+    "positions, max_length, advice",
+    [
+        (64, 32, None),
+        (64, 6, "Pass a larger --max_length: the model reads up to 64 tokens."),
+        (6, 6, "The model reads no longer texts; one with more positions would."),
+    ],
+)
+def test_truncated_texts_are_warned_about(tokenizer, tmp_path, caplog, positions, max_length, advice):
+    base = pretrained(tmp_path / "base", tokenizer, max_position_embeddings=positions)
     go(tmp_path / "out", base, max_steps=1, max_length=max_length)
-    assert (
-        "of the tokens of the task's training texts are cut off, as each text is truncated to 6 tokens" in caplog.text
-    ) == told
+    warning = f"of the tokens of the task's training texts are cut off, as each text is truncated to 6 tokens. {advice}"
+    assert (warning in caplog.text) == (advice is not None)
+
+
+def test_new_head_is_not_reported_by_transformers(base, tmp_path, monkeypatch, caplog):
+    """transformers listed a checkpoint's other weights as a problem, once for every seed."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    go(tmp_path / "out", base, max_steps=1)
+    assert "LOAD REPORT" not in caplog.text
+    BertForSequenceClassification.from_pretrained(base)
+    assert "LOAD REPORT" in caplog.text
 
 
 def test_micro_batch_size_does_not_change_the_run(tokenizer, tmp_path):
