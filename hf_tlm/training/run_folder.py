@@ -49,6 +49,12 @@ RECORDS = (SETTINGS_FILE, RESULTS_FILE, GRID_FILE, PLACES_FILE, TEACHER_FILE, SE
 _LATER = ("bf16", "fp16", "texts_per_micro_batch", "tokens_per_micro_batch")
 # Options of a model whose values may be a local folder or file.
 LOCAL = ("model_config", "model_name_or_path", "auxiliary_name_or_path", "tokenizer_name")
+# Data of a run -> how an error calls others; "another" and the name, for those that are not listed.
+_OTHER_DATA = {
+    "task_fingerprint": "other rows of the task",
+    "corpus_fingerprint": "another corpus",
+    "further_metrics": "other further metrics",
+}
 # The cost of a prediction, which records of older versions lack.
 _TIMES = mapped(real(0, 1e12), 10)
 PRICE = record(
@@ -163,7 +169,8 @@ def claim(
         recorded |= {name: {} for name in (*sections, "files") if name in recorded and not isinstance(recorded[name], dict)}
         changed = _changed_options(output_dir, recorded, current, {name: details[name] for name in sections}, options)
         changed += _changed_files(recorded, current)
-        changed += [f"another {name.replace('_', ' ')}" for name in data if recorded.get(name) != current[name]]
+        others = [name for name in data if recorded.get(name) != current[name]]
+        changed += [_OTHER_DATA.get(name, f"another {name.replace('_', ' ')}") for name in others]
         if changed:
             raise ProtocolError(
                 f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
@@ -242,7 +249,9 @@ def _changed_files(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> l
                 file for file in recorded_files if not (isinstance(file, list) and file and file[0] in RECORDS)
             ]
         if files != recorded_files:
-            changed.append(f"the files of {name} {current['model'][name]} have changed")
+            old, new = recorded.get("model", {}).get(name), current["model"][name]
+            difference = "have changed" if old in (None, new) else f"differ from those of {old}"
+            changed.append(f"the files of {name} {new} {difference}")
     return changed
 
 

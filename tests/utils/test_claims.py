@@ -102,3 +102,14 @@ def test_run_that_recorded_the_seal_of_its_checkpoint_is_continued(tmp_path):
     (model / "config.json").write_text("[]")
     with pytest.raises(ProtocolError, match="the files of model_name_or_path .* have changed"):
         claim(out, details, (), 0)
+
+
+def test_other_local_model_is_named(tmp_path):
+    """The files of the second model had "changed"."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(name))
+    first, second = ({"arguments": {}, "model": {"model_name_or_path": str(tmp_path / name)}} for name in ("one", "two"))
+    claim(tmp_path / "out", first, (), 0)
+    with pytest.raises(ProtocolError, match=r"the files of model_name_or_path \S+two differ from those of \S+one\)"):
+        claim(tmp_path / "out", second, (), 0)
