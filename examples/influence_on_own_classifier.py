@@ -41,7 +41,10 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model = TlmModel.from_checkpoint(options.model, id2label=dict(enumerate(task.label_names)))
     if model.classifier_is_new or model.mlm_head_is_new:
-        raise SystemExit(f"{options.model} lacks one of the heads: gradients of random weights say nothing. Train it first.")
+        raise SystemExit(
+            f"{options.model} lacks a masked-LM head, or a classifier of the task's {len(task.label_names)} classes: "
+            "gradients of random weights say nothing. Train it first."
+        )
 
     # 2. Gradients of the last layer: for the task once, then for every text.
     scorer = InfluenceScorer([model], tokenizer, layer=-1)

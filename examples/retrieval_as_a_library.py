@@ -9,7 +9,8 @@
 
     uv run examples/retrieval_as_a_library.py --corpus 'path/to/corpus/*.parquet' "hidden Markov models" "protein folding"
 
-The first run builds the index in the folder --index. Later runs open it, and add new files of the corpus.
+The first run builds the index in the folder --index, and later runs open it. If the files of the corpus change, choose
+another folder.
 """
 
 import argparse
@@ -21,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("queries", nargs="+")
     parser.add_argument("--corpus", required=True, help="Files of a corpus.")
-    parser.add_argument("--index", default="bm25_index", help="Folder of the index.")
+    parser.add_argument("--index", default="bm25_index", help="Folder of the index of this corpus.")
     parser.add_argument("--top_k", type=int, default=3)
     options = parser.parse_args()
 

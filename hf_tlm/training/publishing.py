@@ -26,6 +26,7 @@ from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, ProtocolErro
 from hf_tlm.training.stages import STAGE_FILE
 from hf_tlm.utils.files import atomic_directory, files_in
 from hf_tlm.utils.seals import SEAL
+from hf_tlm.utils.shown import counted
 
 logger = logging.getLogger(__name__)
 STAGED = ".upload-"
@@ -245,13 +246,10 @@ def fetch_run(args: BaseArguments) -> None:
     wanted = {name: size for name, size in sizes.items() if is_ours(name, (*PUBLISHED_FILES, *RESUME_FILES, *OWN_CODE))}
     check_sizes(wanted, str(repo_id))
     others = sorted(set(sizes) - set(wanted) - {".gitattributes"})
-    logger.warning(
-        "Downloading %s files of %s, %s bytes. Skipped, as no run writes files of these names: %s.",
-        f"{len(wanted):,}",
-        repo_id,
-        f"{sum(wanted.values()):,}",
-        ", ".join(others[:10]) + (f" and {len(others) - 10:,} more" if len(others) > 10 else "") or "none",
-    )
+    more = f" and {len(others) - 10:,} more" if len(others) > 10 else ""
+    skipped = f" Skipped, as no run writes files of these names: {', '.join(others[:10])}{more}." if others else ""
+    size = f"{sum(wanted.values()):,} bytes"
+    logger.warning("Downloading %s of %s, %s.%s", counted(len(wanted), "file"), repo_id, size, skipped)
     snapshot = fetch(repo, allow_patterns=sorted(wanted), trust_remote_code=True, allow_pickle=True, token=args.hub_token)
     with atomic_directory(output_dir) as work:
         for name, size in wanted.items():

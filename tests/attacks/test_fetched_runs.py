@@ -79,10 +79,11 @@ def test_refused_run_leaves_no_files(hub, tmp_path, monkeypatch, files, bounds, 
     assert {path.name for path in tmp_path.iterdir()} <= {"hub-cache"}
 
 
-def test_code_files_of_this_package_are_fetched(hub, tmp_path):
+def test_code_files_of_this_package_are_fetched(hub, tmp_path, caplog):
     hub.put("alice/run", {**RUN, **OWN})
     fetch(tmp_path / "out", "alice/run")
     assert {*RUN, *OWN, FETCHED_FILE} == names(tmp_path / "out")
+    assert "Downloading" in caplog.text and "Skipped" not in caplog.text
     assert is_foreign(tmp_path / "out/seed-0/stage1/checkpoint-2") and not is_foreign(tmp_path)
 
 

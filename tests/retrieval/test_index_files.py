@@ -112,7 +112,11 @@ OTHERS = [{"fingerprint": "g"}, {"analyzer": Analyzer(None)}, {"analyzer": Analy
 def test_index_of_another_corpus_or_analyzer_is_refused(path, other):
     before = results(build(path))
     expected = {"fingerprint": "f", "analyzer": Analyzer(), **other}
-    message = "another corpus.*toy.*f.*g" if "fingerprint" in other else "other settings.*stopwords en.*stemmer None"
+    message = (
+        "another corpus, or before its files changed: toy.*f.*g"
+        if "fingerprint" in other
+        else "other settings.*stopwords en.*stemmer None"
+    )
     with pytest.raises(RetrievalError, match=message):
         Index.load(path, **expected)
     with pytest.raises(RetrievalError, match=message):

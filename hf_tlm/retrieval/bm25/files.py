@@ -285,8 +285,9 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
     check_meta(directory, meta, FILES)
     if fingerprint is not None and fingerprint != meta["corpus"]["fingerprint"]:
         raise RetrievalError(
-            f"The index {directory} was built from another corpus: {meta['corpus']['name']} (fingerprint "
-            f"{meta['corpus']['fingerprint']}), not {fingerprint}. Choose another folder, or delete this one."
+            f"The index {directory} was built from another corpus, or before its files changed: "
+            f"{meta['corpus']['name']} (fingerprint {meta['corpus']['fingerprint']}), not {fingerprint}. Choose another "
+            "folder, or delete this one."
         )
     if analyzer is not None and analyzer.to_dict() != meta["analyzer"]:
         raise RetrievalError(
