@@ -137,7 +137,10 @@ def _check_width(
             )
         for role, index in indices.items():
             if not -width <= index < width:
-                raise TaskError(f"{path}, line {number} has {width} columns, but no column {names[role]} for the {role}.")
+                raise TaskError(
+                    f"{path}, line {number} has {width} columns, but no column {names[role]} for the {role}. Columns count "
+                    f"from 0, or from the end from -1: correct --columns {role}={names[role]}."
+                )
     if len(cells) != width:
         raise TaskError(
             f"{path}, line {number} has {len(cells)} columns; the previous lines have {width}. A CoNLL file has one word "

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.shown import describe_received, few
+from hf_tlm.utils.shown import describe_received, few, suggestion
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -105,9 +105,9 @@ class TaskSpec:
         roles = ROLES[self.kind]
         if unknown := sorted(set(self.columns) - set(roles)):
             allowed = f"are {', '.join(roles)}" if roles else "have options of their own (--text_column, --label_column)"
+            advice = suggestion(unknown[0], roles, 1) or " Choose another kind with --task_kind."
             raise TaskError(
-                f"Task {self.name}: the columns of a {self.kind} task {allowed}; received "
-                f"{', '.join(unknown)}. Choose another kind with --task_kind."
+                f"Task {self.name}: the columns of a {self.kind} task {allowed}; received {', '.join(unknown)}.{advice}"
             )
 
 

@@ -131,7 +131,7 @@ def test_universal_dependencies_are_read(tmp_path):
     ("text", "columns", "message"),
     [
         ("a B c\nd O\n", {}, "line 2 has 2 columns; the previous lines have 3"),
-        ("a B\n", {"tags": "2"}, "line 1 has 2 columns, but no column 2 for the tags"),
+        ("a B\n", {"tags": "2"}, r"line 1 has 2 columns, but no column 2 for the tags\. .*correct --columns tags=2\."),
         ("a B\n", {"tags": "upos"}, "a column is a number from 0 .*received 'upos'"),
         ("a B\n\udce9 O\n", {}, "train.conll is not UTF-8"),
     ],

@@ -216,6 +216,8 @@ def test_column_options_of_another_kind_are_refused(tmp_path):
         load_task(folder, kind="tagging", label_column="tags")
     with pytest.raises(TaskError, match="options of their own .*received parse. Choose another kind with --task_kind"):
         load_task(folder, kind="classification", columns={"parse": "tokens"})
+    with pytest.raises(TaskError, match=r"are tokens, tags; received tag\. Did you mean tags\?$"):
+        load_task(folder, kind="tagging", columns={"tag": "tags"})
     with pytest.raises(TaskError, match=r"a label in 'tags' is a list, not a class: 1 of 1, such as \['X', 'Y'\]\. Several"):
         load_task(folder, label_column="tags")
 
