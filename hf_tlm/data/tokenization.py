@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.data.word_pieces import find_encoder
 from hf_tlm.errors import HfTlmError
-from hf_tlm.hub.errors import offline_reason
+from hf_tlm.hub.errors import unfound_reason
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.utils.arrow_files import cache_folder, is_intact, map_rows, seal_rows, without_format
 from hf_tlm.utils.files import atomic_file
@@ -102,7 +102,7 @@ def load_tokenizer(
                 reason = "has no vocabulary: tokenizer.json is missing. Copy the tokenizer's files beside config.json."
             raise TokenizerError(f"{name_or_path} {reason}") from error
         reason = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
-        raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {offline_reason(error) or reason}") from error
+        raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {unfound_reason(error) or reason}") from error
     if len(tokenizer) <= len(special := special_ids(tokenizer)):
         # transformers creates a tokenizer without a vocabulary if it finds no vocabulary files.
         raise TokenizerError(

@@ -79,8 +79,18 @@ def is_offline(error: BaseException | None) -> bool:
     return False
 
 
-def offline_reason(error: BaseException) -> str | None:
-    """Return why transformers could not load a name and what to do, if HF_HUB_OFFLINE is the reason; otherwise None."""
+def unfound_reason(error: BaseException) -> str | None:
+    """Return why transformers found nothing under a name, and what to do.
+
+    None if the reason is neither that no repository of the Hub can have this name nor HF_HUB_OFFLINE.
+    """
+    from huggingface_hub.errors import HFValidationError
+
+    if isinstance(error.__cause__ or error, HFValidationError):
+        return (
+            "There is no local path of this name, and a repository of the Hub is named owner/name. Correct the path or "
+            "the name."
+        )
     if not is_offline(error):
         return None
     return (

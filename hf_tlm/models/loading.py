@@ -32,7 +32,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from hf_tlm.commands import did_you_mean, find_preset
 from hf_tlm.errors import HfTlmError, ModelError
-from hf_tlm.hub.errors import offline_reason
+from hf_tlm.hub.errors import unfound_reason
 from hf_tlm.hub.repo import split_revision
 from hf_tlm.models.families import check_family, family_of, longest_input
 from hf_tlm.utils.shown import few, suggestion
@@ -90,7 +90,7 @@ def read_config(model_config: str | os.PathLike | dict | PreTrainedConfig) -> Pr
         except (OSError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
             raise ModelError(
                 f"--model_config {model_config!r} is neither a JSON file, a preset, nor a model with a config."
-                f"{did_you_mean(name)} {offline_reason(error) or error}"
+                f"{did_you_mean(name)} {unfound_reason(error) or error}"
             ) from error
     family_of(config)
     return config
@@ -272,7 +272,7 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
         raise
     except (*LOADING_ERRORS, StrictDataclassError) as error:
         # The error about a config field of the wrong type has several lines.
-        reason = offline_reason(error) or " ".join(str(error).split())
+        reason = unfound_reason(error) or " ".join(str(error).split())
         if isinstance(error, SafetensorError):
             reason = f"its weights are truncated or damaged ({reason:.200}). Download or create them again."
         raise ModelError(f"Cannot load {what}: {reason:.1000}{advice}") from error

@@ -110,6 +110,10 @@ def test_invalid_vocabularies_and_missing_tokenizers_are_refused():
         TokenizerError, match="from 'no-such-tokenizer': There is no local path .* HF_HUB_OFFLINE is set, so"
     ):
         load_tokenizer("no-such-tokenizer")
+    with pytest.raises(
+        TokenizerError, match="from '../no/tokenizer': There is no local path of this name, and a repository"
+    ):
+        load_tokenizer("../no/tokenizer")
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_invalid_arguments_are_refused(base, tmp_path, changes, message):
 
 
 def test_missing_checkpoint_and_too_small_vocabulary_are_refused(base, tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="Cannot load a config from"):
+    with pytest.raises(ValueError, match="Cannot load a config from .*nothing': There is no local path of this name, and a"):
         go(tmp_path / "out", tmp_path / "nothing")
     small = pretrained(tmp_path / "small", tokenizer, vocab_size=60)
     with pytest.raises(ValueError, match=r"has 120 tokens, and the vocabulary of .* has 60"):
