@@ -317,7 +317,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CurvesArguments
     if len(lacking) == len(runs):
         raise AnalysisError(
             f"{', '.join(lacking)}: the log has no {AXES[options.x]} (--x {options.x}). Steps are always logged; tokens, "
-            "FLOPs and seconds only by a Trainer of hf_tlm."
+            "FLOPs and seconds only by a Trainer of hf_tlm, with the losses (--logging_steps)."
         )
     drawn = {name: run for name, run in runs.items() if name not in lacking}
     quantities = choose_quantities(drawn.values(), options.quantities)

@@ -6,6 +6,9 @@ import json
 import logging
 import os
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -84,7 +87,8 @@ def add_lora(
     mlm_head = model.mlm_head.requires_grad_(False) if isinstance(model, TlmModel) else None
     if mlm_head is not None:
         del model.mlm_head
-    adapted = get_peft_model(model, config, adapter_name=ADAPTER)
+    with _without_peft_warning():
+        adapted = get_peft_model(model, config, adapter_name=ADAPTER)
     if mlm_head is not None:
         model.mlm_head = mlm_head
     base = Path(base).resolve() if Path(base).is_dir() else base
@@ -92,6 +96,14 @@ def add_lora(
     trained, total = trained_parameters(adapted), model.num_parameters()
     logger.info("LoRA trains %s of %s parameters (%.2f%%).", f"{trained:,}", f"{total:,}", 100 * trained / total)
     return adapted
+
+
+@contextmanager
+def _without_peft_warning() -> Iterator[None]:
+    """Silence, within the block, transformers' warning about an attribute that peft reads and transformers has renamed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
 
 
 def check_targets(lora: LoraArguments, config: PreTrainedConfig, trust_remote_code: bool = False) -> None:
@@ -232,7 +244,8 @@ def load_merged(
         trust_remote_code=trust_remote_code,
         **options,
     )
-    merged = PeftModel.from_pretrained(model, folder, config=adapter).merge_and_unload()
+    with _without_peft_warning():
+        merged = PeftModel.from_pretrained(model, folder, config=adapter).merge_and_unload()
     assert isinstance(merged, PreTrainedModel)  # The base model.
     return merged
 

@@ -18,6 +18,7 @@ from support.training_runs import trainer
         ("runs/a/seed-0", "Seed 0"),
         ("runs/a", "Training"),
         ("runs/seed-3/other", "Training"),
+        ("runs/a/points/learning_rate=2e-05,max_steps=3/seed-1", "learning_rate=2e-05,max_steps=3, seed 1"),
         ("runs/a/split-13/lr1e-05-batch2/checkpoints", "Split 13, lr1e-05-batch2"),
         ("runs/a/split-13/lr1e-05-batch2/model/seed-13", "Split 13, lr1e-05-batch2"),
     ],

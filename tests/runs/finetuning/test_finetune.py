@@ -24,6 +24,7 @@ from transformers import (
 from hf_tlm.analysis.report import about
 from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import load_tokenizer
+from hf_tlm.models.adapters import load_merged
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, linear_model
 from hf_tlm.runs.finetuning import classification, draw_fraction
 from hf_tlm.runs.finetuning.kinds import feature_lengths
@@ -266,6 +267,14 @@ def test_new_head_is_not_reported_by_transformers(base, tmp_path, monkeypatch, c
     assert "LOAD REPORT" not in caplog.text
     BertForSequenceClassification.from_pretrained(base)
     assert "LOAD REPORT" in caplog.text
+
+
+def test_adapter_is_priced_beside_its_base_model_and_without_warnings(base, tmp_path, recwarn):
+    """Every seed's training warned of an attribute that peft reads and transformers has renamed."""
+    run = go(tmp_path / "out", base, model={"use_peft": True}, max_steps=1)
+    assert " MB, beside the base model\n" in run.to_text()
+    load_merged(tmp_path / "out", "AutoModelForSequenceClassification")
+    assert not [warning for warning in recwarn if "gradient_checkpointing" in str(warning.message)]
 
 
 def test_micro_batch_size_does_not_change_the_run(tokenizer, tmp_path):
