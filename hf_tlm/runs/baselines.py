@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,18 @@ logger = logging.getLogger(__name__)
 N_GRAMS = (1, 2, 3)
 # Words in the training texts above which trigrams are left out: they would take too long, and bigrams suffice.
 MOST_WORDS_FOR_TRIGRAMS = 1_000_000
-# Training texts above which a run does not fit the linear model: one core takes one to four seconds per thousand texts.
+# Training texts above which settings are chosen on a sample of as many.
 MOST_TEXTS = 30_000
+# Words in the training texts above which a run does not fit the linear model: it would take more than a few minutes.
+MOST_WORDS = 15_000_000
 # Version of the cached files: increase it when equal tasks would get other scores, or files other contents.
 _CACHE_VERSION = 2
 C = (0.05, 0.2, 1.0, 5.0)
 CLASS_WEIGHTS = (None, "balanced")
 # Classes above which only a part of the grid is tried: a fit solves one problem on all features for each class.
 MOST_CLASSES_FOR_GRID = 50
+# Length of n-grams; column -> its n-grams and their idf; split -> features of its texts, float32 [N, F].
+_Features = tuple[int, dict[str, tuple[list[str], np.ndarray]], dict[str, sparse.csr_matrix]]
 
 
 @dataclass
@@ -116,8 +120,8 @@ def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
 def to_beat(task: Task, samples: Sequence[Task] = ()) -> list[dict[str, Any]]:
     """Return the baseline scores that a classifier has to beat: `name`, `settings` and `scores` of every baseline.
 
-    They are cached by the task's content. Above `MOST_TEXTS` training texts, where the fit would take minutes, the linear
-    model is left out; `hf-tlm baseline` fits it. The list is empty for tasks of other kinds than classification.
+    They are cached by the task's content. Above `MOST_WORDS` words of training texts the linear model is left out;
+    `hf-tlm baseline` fits it. The list is empty for tasks of other kinds than classification.
 
     Args:
         samples: for a run that trains on a sample of the texts, the task as each of its seeds has it. The scores are then
@@ -154,11 +158,12 @@ def _load_or_compute(task: Task, samples: Sequence[Task]) -> dict[str, Any]:
         cache_key += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
     cache_key += "-characters" if _is_by_character(task) else ""
     cache_key += "-in-turn" if task.num_labels > MOST_CLASSES_FOR_GRID else ""
+    cache_key += "-sampled" if len(task.train) > MOST_TEXTS else ""
     file = cache_folder() / f"baselines-{_CACHE_VERSION}-{cache_key}-{task.metric}.json"
     content = find_checked(file) or {}
     if _is_cache_content(content):
         return content
-    baselines_by_task = [make_baselines(one, "all" if len(one.train) <= MOST_TEXTS else MAJORITY) for one in tasks]
+    baselines_by_task = [make_baselines(one, "all" if _num_words(one) <= MOST_WORDS else MAJORITY) for one in tasks]
     baselines = [
         {
             "name": group[0].name,
@@ -228,54 +233,103 @@ def linear_model(task: Task) -> Baseline:
     and whether classes are weighted by inverse frequency are chosen by the task's metric on validation; of ties the first.
     Only the training split is used, and texts are not truncated. Each text of a pair has its own features.
     One core takes one to four seconds per thousand abstracts or sentences, depending on the number of classes. With more
-    than 50 classes, C and weights are chosen for unigrams, and with these the n-grams are lengthened as long as that helps:
-    500 classes take five seconds per thousand sentences, and 35 with the complete grid.
+    than 30,000 training texts the settings are chosen on a random sample of as many, and one model is fitted to all. With
+    more than 50 classes, C and weights are chosen for unigrams, and with these the n-grams are lengthened as long as that
+    helps: 500 classes take five seconds per thousand sentences, and 35 with the complete grid.
 
     Raises:
         TaskError: the task is of another kind than classification.
     """
     check_task(task, "A linear model", "classification")
-    start_time = time.monotonic()
-    labels, metric = np.asarray(task.train["label"][:]), load_metric(task.metric)
-    references = {split: np.asarray(rows["label"][:]) for split, rows in _evaluation_splits(task)}
+    start_time, max_n = time.monotonic(), _max_n_gram(task)
+    best = _choose_linear_model(_sample_texts(task), max_n)
+    if len(task.train) > MOST_TEXTS:
+        n, c, class_weight = (best.settings[name] for name in ("n_grams", "C", "class_weight"))
+        features = next(features for features in _features(task, max_n) if features[0] == n)
+        best = _predict(_fit(task, features[2], c, class_weight), features, c, class_weight)
+        best.settings["chosen_on"] = f"{MOST_TEXTS:,} texts"
+    linear = LinearModel(
+        terms={column: terms for column, (terms, _) in best.vocabulary.items()},
+        idf={column: idf for column, (_, idf) in best.vocabulary.items()},
+        weights=best.model.coef_.astype(np.float32),
+        biases=best.model.intercept_.astype(np.float32),
+        classes=best.model.classes_.astype(np.int64),
+        num_labels=task.num_labels,
+        n_grams=best.settings["n_grams"],
+        temperature=best_temperature(best.margins, best.model.classes_, np.asarray(task.validation["label"][:])),
+        by_character=_is_by_character(task),
+    )
+    return _score_baseline(task, LINEAR, best.settings, best.predictions, start_time, linear)
+
+
+@dataclass
+class _Fitted:
+    """A support vector machine and what it predicts.
+
+    vocabulary: column -> the n-grams of its features, and their idf.
+    predictions: split -> class indices.
+    margins: of the validation texts; see `as_margins`.
+    """
+
+    settings: dict[str, Any]
+    model: LinearSVC
+    vocabulary: dict[str, tuple[list[str], np.ndarray]]
+    predictions: dict[str, np.ndarray]
+    margins: np.ndarray
+
+
+def _choose_linear_model(task: Task, max_n: int) -> _Fitted:
+    """Fit a model with every setting, or a part of them with many classes; return the one best on validation."""
+    metric, references = load_metric(task.metric), np.asarray(task.validation["label"][:])
     # With equally frequent classes, every balanced weight is 1.
-    is_balanced = len(set(Counter(labels.tolist()).values())) == 1
+    is_balanced = len(set(Counter(task.train["label"][:]).values())) == 1
     grid = list(product(CLASS_WEIGHTS[:1] if is_balanced else CLASS_WEIGHTS, C))
-    best_score, settings = -np.inf, dict[str, Any]()
     if has_many_classes := task.num_labels > MOST_CLASSES_FOR_GRID:
         logger.warning(
             "%s has %d classes, more than %d: C and the class weights of its linear model are chosen with single words, "
             "and then the length of n-grams; searching all of them together would take many times as long.",
             *(task.name, task.num_labels, MOST_CLASSES_FOR_GRID),
         )
-    max_n = _max_n_gram(task)
+    best: _Fitted | None = None
+    best_score = -np.inf
     num_models = len(grid) + max_n - 1 if has_many_classes else len(grid) * max_n
     with tqdm(desc="Fitting linear models", unit=" models", total=num_models) as progress:
-        for n, vocabulary, matrices in _features(task):
-            if has_many_classes and n > 1 and settings["n_grams"] < n - 1:
-                break  # (n - 1)-grams were no better, so longer ones are not tried.
-            for class_weight, c in [(settings["class_weight"], settings["C"])] if has_many_classes and n > 1 else grid:
-                model = LinearSVC(C=c, class_weight=class_weight, random_state=0).fit(matrices["train"], labels)
+        for features in _features(task, max_n):
+            n, _, matrices = features
+            if has_many_classes and best is not None:
+                if best.settings["n_grams"] < n - 1:
+                    break  # (n - 1)-grams were no better, so longer ones are not tried.
+                grid = [(best.settings["class_weight"], best.settings["C"])]
+            for class_weight, c in grid:
+                model = _fit(task, matrices, c, class_weight)
                 predicted = model.predict(matrices["validation"])
-                score = metric.compute(predictions=predicted, references=references["validation"])[task.metric]
+                score = metric.compute(predictions=predicted, references=references)[task.metric]
                 if score > best_score:
-                    best_score, predictions = score, {split: model.predict(matrices[split]) for split in references}
-                    settings = {"n_grams": n, "C": c, "class_weight": class_weight, "features": matrices["train"].shape[1]}
-                    margins = as_margins(model.decision_function(matrices["validation"]))
-                    best_model, best_vocabulary = model, vocabulary
+                    best_score, best = score, _predict(model, features, c, class_weight)
                 progress.update()
-    linear = LinearModel(
-        terms={column: terms for column, (terms, _) in best_vocabulary.items()},
-        idf={column: idf for column, (_, idf) in best_vocabulary.items()},
-        weights=best_model.coef_.astype(np.float32),
-        biases=best_model.intercept_.astype(np.float32),
-        classes=best_model.classes_.astype(np.int64),
-        num_labels=task.num_labels,
-        n_grams=settings["n_grams"],
-        temperature=best_temperature(margins, best_model.classes_, references["validation"]),
-        by_character=_is_by_character(task),
-    )
-    return _score_baseline(task, LINEAR, settings, predictions, start_time, linear)
+    assert best is not None  # Any score is above -inf.
+    return best
+
+
+def _fit(task: Task, matrices: Mapping[str, sparse.csr_matrix], c: float, class_weight: str | None) -> LinearSVC:
+    labels = np.asarray(task.train["label"][:])
+    return LinearSVC(C=c, class_weight=class_weight, random_state=0).fit(matrices["train"], labels)
+
+
+def _predict(model: LinearSVC, features: _Features, c: float, class_weight: str | None) -> _Fitted:
+    n, vocabulary, matrices = features
+    settings = {"n_grams": n, "C": c, "class_weight": class_weight, "features": matrices["train"].shape[1]}
+    predictions = {split: model.predict(matrix) for split, matrix in matrices.items() if split != "train"}
+    margins = as_margins(model.decision_function(matrices["validation"]))
+    return _Fitted(settings, model, vocabulary, predictions, margins)
+
+
+def _sample_texts(task: Task) -> Task:
+    """Return the task with a random sample of `MOST_TEXTS` training texts, or the task itself if it has no more."""
+    if len(task.train) <= MOST_TEXTS:
+        return task
+    rows = np.sort(np.random.default_rng(0).permutation(len(task.train))[:MOST_TEXTS])
+    return replace(task, splits={**task.splits, "train": task.train.select(rows)})
 
 
 def _evaluation_splits(task: Task) -> Iterator[tuple[str, Dataset]]:
@@ -290,24 +344,26 @@ def _is_by_character(task: Task) -> bool:
     return by_character(*(task.train[column] for column in _text_columns(task)))
 
 
+def _num_words(task: Task) -> int:
+    """Return the number of words in the training texts; of characters in scripts without spaces."""
+    texts = task.train["text"]
+    return sum(map(len, texts)) if _is_by_character(task) else sum(len(text.split()) for text in texts)
+
+
 def _max_n_gram(task: Task) -> int:
     """Return the length of the longest n-grams to try."""
-    texts = task.train["text"]
-    num_words = sum(map(len, texts)) if _is_by_character(task) else sum(len(text.split()) for text in texts)
-    return max(n for n in N_GRAMS if n < 3 or num_words <= MOST_WORDS_FOR_TRIGRAMS)
+    return max(n for n in N_GRAMS if n < 3 or _num_words(task) <= MOST_WORDS_FOR_TRIGRAMS)
 
 
-def _features(
-    task: Task,
-) -> Iterator[tuple[int, dict[str, tuple[list[str], np.ndarray]], dict[str, sparse.csr_matrix]]]:
-    """Yield the TF-IDF features of all splits with n-grams of up to n words, for n = 1, 2, ...
+def _features(task: Task, max_n: int) -> Iterator[_Features]:
+    """Yield the TF-IDF features of all splits with n-grams of up to n words, for n = 1 to max_n.
 
     They equal those of `tfidf(n)`, but the texts are tokenised only once.
 
     Yields:
         n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].
     """
-    max_n, pattern, counts_by_column = _max_n_gram(task), token_pattern(_is_by_character(task)), {}
+    pattern, counts_by_column = token_pattern(_is_by_character(task)), {}
     for column in _text_columns(task):
         vectorizer = CountVectorizer(token_pattern=pattern, ngram_range=(1, max_n), dtype=np.float32)
         counts = {"train": vectorizer.fit_transform(task.train[column])}

@@ -144,7 +144,7 @@ def log_line(logs: Mapping[str, Any]) -> str:
 
 
 def bar_name(output_dir: str | os.PathLike) -> str:
-    """Return the name of a training by its directory: seed and stage, few-shot split and point, or a grid's point and seed."""
+    """Return the name of a training by its directory: seed and stage, few-shot split and point, or grid point and seed."""
     folder = os.fspath(output_dir).replace(os.sep, "/").rstrip("/")
     if point := _POINT.search(folder):
         return f"Split {point[1]}, {point[2]}"

@@ -248,8 +248,8 @@ def fetch_run(args: BaseArguments) -> None:
     others = sorted(set(sizes) - set(wanted) - {".gitattributes"})
     more = f" and {len(others) - 10:,} more" if len(others) > 10 else ""
     skipped = f" Skipped, as no run writes files of these names: {', '.join(others[:10])}{more}." if others else ""
-    size = f"{sum(wanted.values()):,} bytes"
-    logger.warning("Downloading %s of %s, %s.%s", counted(len(wanted), "file"), repo_id, size, skipped)
+    total = f"{sum(wanted.values()):,} bytes"
+    logger.warning("Downloading %s of %s, %s.%s", counted(len(wanted), "file"), repo_id, total, skipped)
     snapshot = fetch(repo, allow_patterns=sorted(wanted), trust_remote_code=True, allow_pickle=True, token=args.hub_token)
     with atomic_directory(output_dir) as work:
         for name, size in wanted.items():

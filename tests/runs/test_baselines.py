@@ -74,12 +74,12 @@ def test_punctuation_is_a_feature_and_trigrams_need_few_words(task, monkeypatch)
     vectorizer = TfidfVectorizer(token_pattern=TOKENS).fit(marks)
     assert "[" in vectorizer.vocabulary_ and "]" in vectorizer.vocabulary_
     monkeypatch.setattr(module, "MOST_WORDS_FOR_TRIGRAMS", 10)
-    assert [n for n, *_ in module._features(task)] == [1, 2]
+    assert [n for n, *_ in module._features(task, module._max_n_gram(task))] == [1, 2]
 
 
 def test_features_equal_those_of_a_vectorizer_per_n(task):
     """Bit for bit, although the texts are tokenised once: the chosen settings depend on it."""
-    for n, fitted, matrices in module._features(task):
+    for n, fitted, matrices in module._features(task, 3):
         vectorizer = tfidf(n).fit(task.train["text"])
         assert fitted["text"][0] == vectorizer.get_feature_names_out().tolist()
         assert np.array_equal(fitted["text"][1], vectorizer.idf_)
@@ -226,9 +226,32 @@ def test_other_tasks_are_cached_separately(task, cache):
     assert len(list(cache.rglob("baselines-*.json"))) == 3
 
 
-def test_many_texts_have_only_the_majority_class_to_beat(task, cache, monkeypatch):
-    monkeypatch.setattr(module, "MOST_TEXTS", len(task.train) - 1)
+def test_many_words_have_only_the_majority_class_to_beat(task, cache, monkeypatch):
+    monkeypatch.setattr(module, "MOST_WORDS", sum(len(text.split()) for text in task.train["text"]) - 1)
     assert [one["name"] for one in module.to_beat(task)] == ["majority class"]
+
+
+def test_many_texts_choose_on_a_sample_and_fit_to_all(task, monkeypatch):
+    monkeypatch.setattr(module, "MOST_TEXTS", size := len(task.train) // 2)
+    fitted = []
+    monkeypatch.setattr(module, "LinearSVC", lambda **given: fitted.append(RecordedSVC(**given)) or fitted[-1])
+    made = linear_model(task)
+    sizes = [model.num_texts for model in fitted]
+    assert set(sizes[:-1]) == {size} and sizes[-1] == len(task.train)
+    n, c, class_weight = (made.settings[name] for name in ("n_grams", "C", "class_weight"))
+    assert made.settings["chosen_on"] == f"{size:,} texts"
+    vectorizer = tfidf(n)
+    model = LinearSVC(C=c, class_weight=class_weight, random_state=0)
+    model.fit(vectorizer.fit_transform(task.train["text"]), task.train["label"][:])
+    assert made.settings["features"] == len(vectorizer.vocabulary_)
+    for split, rows in (("validation", task.validation), ("test", task.test)):
+        assert np.array_equal(made.predictions[split], model.predict(vectorizer.transform(rows["text"])))
+
+
+class RecordedSVC(LinearSVC):
+    def fit(self, features, labels):
+        self.num_texts = features.shape[0]
+        return super().fit(features, labels)
 
 
 def test_other_kinds_have_nothing_to_beat(task, cache):

@@ -108,7 +108,7 @@ def test_splits_with_missing_or_other_predictions_are_not_compared(task, tmp_pat
 
 
 def test_without_a_linear_model_nothing_is_compared(task, tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_tlm.runs.baselines.MOST_TEXTS", len(task.train) - 1)
+    monkeypatch.setattr("hf_tlm.runs.baselines.MOST_WORDS", 3)
     found = to_beat(task)
     assert [one["name"] for one in found] == ["majority class"]
     assert baseline_entries(task, *write_run_predictions(task, tmp_path / "run", {0: {0}}), found) == {"baselines": found}
