@@ -90,9 +90,12 @@ class ModelArguments(InitializationArguments, LoraArguments):
             # Records, and the base model of a card, have the id without the revision.
             self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)
         if self.model_name_or_path is not None and (chosen := list(self.chosen())):
+            # A preset may have chosen them, so removing them is no advice.
+            names = [words.split()[0] for words in chosen]
+            defaults = " ".join(f"--{name} {getattr(InitializationArguments, name)}" for name in names)
             raise ArgumentsError(
                 f"{' and '.join(chosen)} would replace learned weights of the checkpoint model_name_or_path "
-                f"{self.model_name_or_path!r}. Initialisations are for models from scratch: remove {' and '.join(chosen)}."
+                f"{self.model_name_or_path!r}. Initialisations are for models from scratch: pass {defaults}."
             )
         if self.freeze_auxiliary and self.auxiliary_name_or_path is None and self.model_name_or_path is None:
             raise ArgumentsError(
