@@ -14,6 +14,7 @@ had in training. The model's folder is not changed. Needs the extra [onnx].
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 
 from hf_tlm import analysis, runs
@@ -77,7 +78,7 @@ def main() -> None:
     print(f"checked on  {checked['what']}" + (f" ({checked['texts']:,} texts)" if checked["texts"] else ""))
     print(f"export      {exported.folder}")
     if args.page is not None:
-        print(f"page        {args.page} (python -m http.server --directory {args.page})")
+        print(f"page        {args.page} (python -m http.server --directory {shlex.quote(args.page)})")
 
 
 if __name__ == "__main__":

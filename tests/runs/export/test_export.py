@@ -201,11 +201,12 @@ def test_quantization_options_change_the_weights(graph):
 
 def test_command_writes_a_page(run, graph, texts, tmp_path, runtime, recipe):
     arguments = ["export", "--model_name_or_path", run, "--output_dir", tmp_path / "out", "--data", texts, "--max_drop", 100]
-    page = ["--page", tmp_path / "page", "--page_runtime", runtime, "--page_texts", "the gene", "a cell"]
-    assert f"page        {tmp_path / 'page'} (python -m http.server" in recipe(*arguments, *page)
-    about = json.loads((tmp_path / "page/page.json").read_text())
+    folder = tmp_path / "a page"
+    page = ["--page", folder, "--page_runtime", runtime, "--page_texts", "the gene", "a cell"]
+    assert f"page        {folder} (python -m http.server --directory '{folder}')" in recipe(*arguments, *page)
+    about = json.loads((folder / "page.json").read_text())
     assert about["texts"] == ["the gene", "a cell"] and about["dtype"] == "q8"
-    made = files(tmp_path / "page")
+    made = files(folder)
     assert made["vendor/transformers.web.min.js"] == b"transformers.web.min.js"
     assert made["model/onnx/model_quantized.onnx"] == files(tmp_path / "out")["onnx/model_quantized.onnx"]
 
