@@ -53,7 +53,7 @@ from hf_tlm.training import (
     prepare,
     run_stage,
 )
-from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
+from hf_tlm.training.prepare import tell_of_long_evaluations, tell_of_no_saving, tell_of_other_stage
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
 from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
@@ -137,9 +137,12 @@ def run_tlm(
         teacher = ask_teacher(task, passages, args)
         setup = prepare(task, passages, args, model_args, teacher)
     details |= {"pairs": task.has_pairs, **provenance_entries(details)}
+    args = setup.args
+    if 2 in args.stages:
+        stage_args = args.for_stage(2, stage_folder(output_dir, 2), args.run_seeds[0], task.metric)
+        tell_of_long_evaluations(stage_args, task, args.stage2_total_batch_size)
     if reported:
         details["baselines"] = to_beat(task)
-    args = setup.args
     if setup.initialization is not None:
         details["initialization"] = setup.initialization.report
     if teacher is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,7 @@ from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task, columns_of_texts
 from hf_tlm.training.arguments import TlmArguments
+from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.run_arguments import RunArguments, check_applicable, check_together, other_stage_options
@@ -44,6 +46,9 @@ from hf_tlm.utils.options import check_given
 from hf_tlm.utils.process import uses_fsdp
 
 logger = logging.getLogger(__name__)
+# Texts that can be evaluated in the time of training on one: there is no backward pass.
+EVALUATED_PER_TRAINED = 3
+FEW_EVALUATED = 50_000  # Evaluated texts that take too little time to be worth a warning.
 
 
 @dataclass
@@ -192,6 +197,29 @@ def tell_of_no_saving(args: RunArguments) -> None:
             "steps for checkpoints.",
             args.save_steps,
             " stage 1" if isinstance(args, TlmArguments) else "",
+        )
+
+
+def tell_of_long_evaluations(args: BaseArguments, task: Task, batch_size: int) -> None:
+    """Warn if choosing a checkpoint on a large validation split takes longer than the training.
+
+    Args:
+        args: those of the Trainer.
+        batch_size: texts of an optimizer step.
+    """
+    if args.eval_strategy == "no" or args.process_index != 0:
+        return
+    epoch = math.ceil(len(task.train) / batch_size)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
+    interval = epoch if args.eval_strategy == "epoch" else args.eval_steps or args.logging_steps
+    evaluations = max(1, round(steps / (interval if interval >= 1 else interval * steps)))
+    trained, evaluated = steps * batch_size, evaluations * len(task.validation)
+    if evaluated > max(EVALUATED_PER_TRAINED * trained, FEW_EVALUATED):
+        logger.warning(
+            "%d evaluations on the %s validation texts take longer than the training on %s texts (%s steps of %d). A sample "
+            "of the validation texts is enough to choose a checkpoint: --max_eval_samples %d.",
+            *(evaluations, f"{len(task.validation):,}", f"{trained:,}", f"{steps:,}", batch_size),
+            max(1000, trained // evaluations // 100 * 100),
         )
 
 

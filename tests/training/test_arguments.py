@@ -1,10 +1,12 @@
 import math
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from hf_tlm.runs import FinetuneArguments
 from hf_tlm.training import (
     ArgumentsError,
     ModelArguments,
@@ -15,7 +17,7 @@ from hf_tlm.training import (
     check_model,
     check_tlm,
 )
-from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
+from hf_tlm.training.prepare import tell_of_long_evaluations, tell_of_no_saving, tell_of_other_stage
 from hf_tlm.training.run_arguments import other_stage_options
 from hf_tlm.training.run_folder import local_files, settings
 
@@ -218,6 +220,35 @@ def test_save_steps_without_saving_are_warned_about(cls, changes, said, caplog):
     """A preset may set save_strategy no, and users who pass save_steps expect checkpoints."""
     tell_of_no_saving(cls(**BASE, **changes))
     assert re.search(said, caplog.text) if said else not caplog.text
+
+
+@pytest.mark.parametrize(
+    "train,validation,changes,said",
+    [
+        (120_000, 15_000, {}, "20 evaluations on the 15,000 .* on 32,000 texts .2,000 steps of 16.*max_eval_samples 1600"),
+        (120_000, 4_800, {}, None),  # 96,000 texts: as long as the training.
+        (120_000, 4_801, {}, "20 evaluations"),
+        (120_000, 15_000, {"stage2_eval_steps": 200}, "10 evaluations .*max_eval_samples 3200"),
+        (120_000, 15_000, {"stage2_eval_steps": 1000}, None),
+        (1_000, 2_499, {"stage2_max_steps": 20}, None),  # No more than 50,000 texts.
+        (1_000, 2_600, {"stage2_max_steps": 20}, "20 evaluations .* on 320 texts .*max_eval_samples 1000"),
+        (1_000, 15_000, {"stage2_max_steps": -1, "stage2_num_train_epochs": 2.0}, "20 .* on 2,016 texts .126 steps"),
+    ],
+)
+def test_evaluations_longer_than_the_training_are_warned_about(train, validation, changes, said, caplog):
+    values = {"stage2_max_steps": 2000, "stage2_total_batch_size": 16, "stage2_eval_steps": 0.05, "max_steps": 10, **changes}
+    args = TlmArguments(**BASE, **values)
+    task = SimpleNamespace(train=range(train), validation=range(validation))
+    tell_of_long_evaluations(args.for_stage(2, "unused", 0, "accuracy"), task, args.stage2_total_batch_size)
+    assert re.search(said, caplog.text) if said else not caplog.text
+
+
+@pytest.mark.parametrize("strategy,validation,said", [("epoch", 20_000, "3 evaluations on"), ("no", 20_000, None)])
+def test_evaluations_of_fine_tuning_are_counted_by_epochs(strategy, validation, said, caplog):
+    args = FinetuneArguments(**BASE, eval_strategy=strategy, select_by="last", num_train_epochs=3)
+    task = SimpleNamespace(train=range(6_000), validation=range(validation))
+    tell_of_long_evaluations(args, task, args.total_batch_size)
+    assert said in caplog.text if said else not caplog.text
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.optimizers import check_adapted
+from hf_tlm.training.prepare import tell_of_long_evaluations
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
 from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings, unseal
 from hf_tlm.training.teacher import Teacher
@@ -151,6 +152,7 @@ def finetune(
     if args.seed_figure != "mean":
         details["seed_figure"] = args.seed_figure
     details |= {"pairs": task.has_pairs, **provenance_entries(details)}
+    tell_of_long_evaluations(args, task, args.total_batch_size)
     if args.process_index == 0:
         if task.kind in ("classification", "regression"):
             advice = _advice_on_length(pretrained[0], args.max_length)
