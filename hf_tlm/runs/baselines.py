@@ -242,12 +242,14 @@ def linear_model(task: Task) -> Baseline:
     """
     check_task(task, "A linear model", "classification")
     start_time, max_n = time.monotonic(), _max_n_gram(task)
-    best = _choose_linear_model(_sample_texts(task), max_n)
-    if len(task.train) > MOST_TEXTS:
-        n, c, class_weight = (best.settings[name] for name in ("n_grams", "C", "class_weight"))
-        features = next(features for features in _features(task, max_n) if features[0] == n)
-        best = _predict(_fit(task, features[2], c, class_weight), features, c, class_weight)
-        best.settings["chosen_on"] = f"{MOST_TEXTS:,} texts"
+    with tqdm(desc="Fitting linear models", unit=" models") as progress:
+        best = _choose_linear_model(_sample_texts(task), max_n, progress, others=len(task.train) > MOST_TEXTS)
+        if len(task.train) > MOST_TEXTS:
+            n, c, class_weight = (best.settings[name] for name in ("n_grams", "C", "class_weight"))
+            features = next(features for features in _features(task, max_n) if features[0] == n)
+            best = _predict(_fit(task, features[2], c, class_weight), features, c, class_weight)
+            best.settings["chosen_on"] = f"{MOST_TEXTS:,} texts"
+            progress.update()
     linear = LinearModel(
         terms={column: terms for column, (terms, _) in best.vocabulary.items()},
         idf={column: idf for column, (_, idf) in best.vocabulary.items()},
@@ -278,8 +280,13 @@ class _Fitted:
     margins: np.ndarray
 
 
-def _choose_linear_model(task: Task, max_n: int) -> _Fitted:
-    """Fit a model with every setting, or a part of them with many classes; return the one best on validation."""
+def _choose_linear_model(task: Task, max_n: int, progress: tqdm, others: int) -> _Fitted:
+    """Fit a model with every setting, or a part of them with many classes; return the one best on validation.
+
+    Args:
+        progress: bar of all models, whose total is set here.
+        others: number of models that are fitted later.
+    """
     metric, references = load_metric(task.metric), np.asarray(task.validation["label"][:])
     # With equally frequent classes, every balanced weight is 1.
     is_balanced = len(set(Counter(task.train["label"][:]).values())) == 1
@@ -292,21 +299,20 @@ def _choose_linear_model(task: Task, max_n: int) -> _Fitted:
         )
     best: _Fitted | None = None
     best_score = -np.inf
-    num_models = len(grid) + max_n - 1 if has_many_classes else len(grid) * max_n
-    with tqdm(desc="Fitting linear models", unit=" models", total=num_models) as progress:
-        for features in _features(task, max_n):
-            n, _, matrices = features
-            if has_many_classes and best is not None:
-                if best.settings["n_grams"] < n - 1:
-                    break  # (n - 1)-grams were no better, so longer ones are not tried.
-                grid = [(best.settings["class_weight"], best.settings["C"])]
-            for class_weight, c in grid:
-                model = _fit(task, matrices, c, class_weight)
-                predicted = model.predict(matrices["validation"])
-                score = metric.compute(predictions=predicted, references=references)[task.metric]
-                if score > best_score:
-                    best_score, best = score, _predict(model, features, c, class_weight)
-                progress.update()
+    progress.reset((len(grid) + max_n - 1 if has_many_classes else len(grid) * max_n) + others)
+    for features in _features(task, max_n):
+        n, _, matrices = features
+        if has_many_classes and best is not None:
+            if best.settings["n_grams"] < n - 1:
+                break  # (n - 1)-grams were no better, so longer ones are not tried.
+            grid = [(best.settings["class_weight"], best.settings["C"])]
+        for class_weight, c in grid:
+            model = _fit(task, matrices, c, class_weight)
+            predicted = model.predict(matrices["validation"])
+            score = metric.compute(predictions=predicted, references=references)[task.metric]
+            if score > best_score:
+                best_score, best = score, _predict(model, features, c, class_weight)
+            progress.update()
     assert best is not None  # Any score is above -inf.
     return best
 

@@ -231,11 +231,12 @@ def test_many_words_have_only_the_majority_class_to_beat(task, cache, monkeypatc
     assert [one["name"] for one in module.to_beat(task)] == ["majority class"]
 
 
-def test_many_texts_choose_on_a_sample_and_fit_to_all(task, monkeypatch):
+def test_many_texts_choose_on_a_sample_and_fit_to_all(task, monkeypatch, capsys):
     monkeypatch.setattr(module, "MOST_TEXTS", size := len(task.train) // 2)
     fitted = []
     monkeypatch.setattr(module, "LinearSVC", lambda **given: fitted.append(RecordedSVC(**given)) or fitted[-1])
     made = linear_model(task)
+    assert f" {len(fitted)}/{len(fitted)} " in capsys.readouterr().err
     sizes = [model.num_texts for model in fitted]
     assert set(sizes[:-1]) == {size} and sizes[-1] == len(task.train)
     n, c, class_weight = (made.settings[name] for name in ("n_grams", "C", "class_weight"))
