@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -67,6 +68,23 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
             "%.0f%% of the tokens of %s are cut off, as each text is truncated to %d tokens. %s",
             *(100 * cut.share, what, max_length, advice.format(words=cut.words)),
         )
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Give each different warning of this module once within the block: the points of a grid have the same texts."""
+    told: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        count = len(told)
+        told.add(record.getMessage())
+        return len(told) > count
+
+    logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_new)
 
 
 def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.data.text_checks import told_once
 from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.hub.push import Push
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, check_finetuning, finetune
@@ -147,6 +148,7 @@ class GridRun:
         return "\n".join(lines)
 
 
+@told_once()
 def run_grid(
     task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid, trials: int | None = None
 ) -> GridRun:

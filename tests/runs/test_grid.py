@@ -242,6 +242,19 @@ def test_two_processes_with_one_killed_give_the_same_table(tmp_path, fake):
     assert sorted(runs) == sorted(set(runs)), "a point was run twice"
 
 
+@pytest.mark.parametrize("lengths, warnings", [([6], 1), ([5, 6], 2)])
+def test_truncation_is_warned_about_once(tmp_path, tokenizer, caplog, lengths, warnings):
+    """Every point warned of the same texts."""
+    from support.tiny_checkpoints import pretrained
+
+    base = pretrained(tmp_path / "base", tokenizer)
+    values = {"learning_rate": [1e-3, 1e-2], "max_length": lengths}
+    for name in ("out", "next"):  # The next grid warns again.
+        caplog.clear()
+        go(tmp_path / name, values, seeds=[3], base=base, max_steps=1)
+        assert caplog.text.count("of the task's training texts are cut off") == warnings
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_real_grid_equals_the_chosen_run_alone(tmp_path, tokenizer):

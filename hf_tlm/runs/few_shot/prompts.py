@@ -256,7 +256,7 @@ def _format_word_error(tokenizer: PreTrainedTokenizerBase, name: str, word: str,
     )
     return (
         f"The label word {word!r} of class {name!r} must be one piece of the tokenizer, because only one mask is filled; "
-        f"received {pieces or 'nothing'}. {hint} Pass --label_words {name}=word."
+        f"received {pieces or 'nothing'}. {hint} Pass --label_words with {name}=word, and one for every other class."
     )
 
 

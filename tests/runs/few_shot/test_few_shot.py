@@ -322,7 +322,7 @@ def test_pairs_with_a_byte_level_tokenizer_are_learned(tmp_path):
         (
             {"label_words": ["down=goodly", "none=fine", "up=good"]},
             PromptError,
-            "'goodly' of class 'down' must be one piece",
+            "'goodly' of class 'down' must be one piece.* Pass --label_words with down=word, and one for every other class",
         ),
     ],
 )
