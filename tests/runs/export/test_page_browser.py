@@ -400,6 +400,9 @@ def test_page_loads_its_model_from_the_hub(hub, exported, tmp_path):
     fetched = {name.removeprefix(resolve_url) for name in seen["resources"] if not name.startswith(f"{address}/")}
     names = {"config.json", "export.json", "tokenizer.json", "tokenizer_config.json", "onnx/model_quantized.onnx"}
     assert fetched == names == {path.removeprefix("/alice/toy/resolve/main/") for method, path in hub.log if method == "GET"}
+    sizes = [path.stat().st_size for path in page.rglob("*") if path.suffix != ".wasm"]
+    sizes.append(exported.record["files"]["onnx/model_quantized.onnx"]["bytes"])
+    assert float(seen["footprint"].split()[0]) == pytest.approx(sum(sizes) / 1e6, abs=0.051)
 
 
 @pytest.mark.slow

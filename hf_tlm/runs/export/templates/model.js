@@ -81,5 +81,5 @@ export async function load() {
     return softmax(logits.tolist()[0]);
   }
 
-  return { page, names, encode, classify };
+  return { page, names, files: record.files, encode, classify };
 }

@@ -4,12 +4,13 @@ import { load } from "./model.js";
 const at = (id) => document.getElementById(id);
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
-// Sizes of the files that came over the network or from the browser's cache.
-function loaded() {
+// Sizes of the files that came over the network or from the browser's cache. A browser does not tell the sizes of files from
+// another server, such as the Hub: that of the model is in the record of the export.
+function loaded(files) {
   let [runtime, others] = [0, 0];
   for (const { name, encodedBodySize } of performance.getEntriesByType("resource")) {
     if (name.endsWith(".wasm")) runtime += encodedBodySize;
-    else others += encodedBodySize;
+    else others += encodedBodySize || files[name.match(/onnx\/[^/]+$/)?.[0]]?.bytes || 0;
   }
   return `${megabytes(others)} loaded, plus ${megabytes(runtime)} of runtime`;
 }
@@ -26,10 +27,10 @@ function bar(name, share) {
 
 async function start() {
   const began = performance.now();
-  const { page, names, classify } = await load();
+  const { page, names, files, classify } = await load();
   document.title = at("title").textContent = page.title;
   at("pair").hidden = !page.pairs;
-  at("footprint").textContent = `${loaded()}, ready after ${((performance.now() - began) / 1000).toFixed(1)} s`;
+  at("footprint").textContent = `${loaded(files)}, ready after ${((performance.now() - began) / 1000).toFixed(1)} s`;
   let [running, again] = [false, false];
 
   async function answer() {
