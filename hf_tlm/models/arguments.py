@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hf_tlm.errors import ModelError
-from hf_tlm.utils.options import NoEffect, check_ranges, option
+from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 
 _RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. Remove it.")
+_WITHOUT_PEFT = NoEffect("use_peft", (False,), "without use_peft. Pass --use_peft true too, or remove it.")
 
 
 @dataclass
@@ -21,10 +22,10 @@ class LoraArguments:
         "Train a LoRA adapter and the classification head instead of all weights: in both stages if the model starts "
         "from a checkpoint, in stage 2 alone if it starts from scratch.",
     )
-    lora_r: int = option(16, "LoRA: rank of the weight update B A.")
-    lora_alpha: float = option(32, "LoRA: the weight update B A is scaled by lora_alpha / lora_r.")
-    lora_dropout: float = option(0.05, "LoRA: dropout probability before A.")
-    lora_target_modules: list[str] | None = option(
+    lora_r: Annotated[int, _WITHOUT_PEFT] = option(16, "LoRA: rank of the weight update B A.")
+    lora_alpha: Annotated[float, _WITHOUT_PEFT] = option(32, "LoRA: the weight update B A is scaled by lora_alpha / lora_r.")
+    lora_dropout: Annotated[float, _WITHOUT_PEFT] = option(0.05, "LoRA: dropout probability before A.")
+    lora_target_modules: Annotated[list[str] | None, _WITHOUT_PEFT] = option(
         None,
         "LoRA: names of the linear layers of the body that get an adapter, for instance query value. Default: all.",
         nargs="+",
@@ -32,6 +33,7 @@ class LoraArguments:
 
     def __post_init__(self):
         check_ranges(self, ModelError)
+        check_effects(self, ModelError)
 
 
 @dataclass

@@ -1,12 +1,14 @@
 """LoRA for every family: which parameters are trained, and equal logits of the exported adapter in stock classes."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.models import (
     LoraArguments,
     ModelError,
@@ -17,6 +19,8 @@ from hf_tlm.models import (
     load_adapter,
     trained_parameters,
 )
+from hf_tlm.runs import CheckpointArguments
+from hf_tlm.training import ModelArguments
 from support.tiny_models import families
 from support.toys import TINY_CONFIGS
 
@@ -125,6 +129,16 @@ def test_lora_options(tokenizer, tmp_path):
     for wrong in ({"lora_r": 0}, {"lora_alpha": 0}, {"lora_dropout": 1.0}):
         with pytest.raises(ModelError, match=f"{next(iter(wrong))}: expected .* received {next(iter(wrong.values()))}"):
             LoraArguments(**wrong)
+
+
+@pytest.mark.parametrize("make", [LoraArguments, ModelArguments, partial(CheckpointArguments, model_name_or_path="base")])
+@pytest.mark.parametrize(
+    "options", [{"lora_r": 4}, {"lora_alpha": 8}, {"lora_dropout": 0.0}, {"lora_target_modules": ["query"]}]
+)
+def test_lora_options_without_an_adapter_are_refused(make, options):
+    with pytest.raises(HfTlmError, match=f"{next(iter(options))} .* has no effect without use_peft. Pass --use_peft true"):
+        make(**options)
+    assert make(use_peft=True, **options)
 
 
 def test_reset_classifier_resets_the_trained_head(tokenizer, tmp_path):
