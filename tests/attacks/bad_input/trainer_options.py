@@ -8,7 +8,7 @@ CASES = [
     (("--lr_scheduler_type", "warmup_stable_decay"), "num_decay_steps"),
     (("--lr_scheduler_type", "bogus"), "--lr_scheduler_type: invalid choice"),
     (("--report_to", "bogus"), "report_to: expected none, all or some of", "received 'bogus'"),
-    (("--report_to", "kubeflow", "bogus"), "report_to"),
+    (("--report_to", "kubeflow", "bogus"), "unknown argument bogus"),
     (("--optim_args", "a=1"), "optim_args: optim adamw_torch_fused does not accept a. Remove it."),
     (("--optim", "sgd", "--optim_args", "momentum=x"), "optim sgd with optim_args 'momentum=x' cannot be created"),
     (("--optim", "sgd", "--optim_args", "momentum=-1"), "cannot be created"),
