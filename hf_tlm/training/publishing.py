@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -22,7 +23,7 @@ from hf_tlm.hub.repo_id import find_repo, hub_name
 from hf_tlm.models import coco_lm
 from hf_tlm.training.base_arguments import BaseArguments, PublishedArguments
 from hf_tlm.training.checkpoints import best_of, checkpoints_in
-from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, ProtocolError
+from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, OtherRunError, ProtocolError
 from hf_tlm.training.stages import STAGE_FILE
 from hf_tlm.utils.files import atomic_directory, files_in
 from hf_tlm.utils.seals import SEAL
@@ -218,7 +219,27 @@ def needed_to_continue(folder: Path) -> Iterator[Path]:
             yield from needed_to_continue(path)
 
 
-def fetch_run(args: BaseArguments) -> None:
+@contextlib.contextmanager
+def fetched_run(args: BaseArguments) -> Iterator[None]:
+    """Fetch a run by `fetch_run` for a block that claims it, and remove it again if it has other settings.
+
+    Raises:
+        ProtocolError: the run has other settings; and see `fetch_run`.
+    """
+    is_fetched = fetch_run(args)
+    try:
+        yield
+    except OtherRunError as error:
+        if not is_fetched:
+            raise
+        shutil.rmtree(args.folder)
+        raise ProtocolError(
+            f"{args.resume_from_checkpoint} holds a run with other settings ({error.difference}). Pass the settings of that "
+            "run, or remove resume_from_checkpoint."
+        ) from None
+
+
+def fetch_run(args: BaseArguments) -> bool:
     """Download the run of `--resume_from_checkpoint owner/name@branch` into an empty output directory.
 
     A directory that is not empty is not changed, so that the same command continues the run later. Only files with names
@@ -226,15 +247,18 @@ def fetch_run(args: BaseArguments) -> None:
     optimizer and of random generators), which this option allows. They are read as tensors and numbers only, so they run no
     code.
 
+    Returns:
+        Whether this process downloaded it now.
+
     Raises:
         HubError: see `hf_tlm.hub.repo.file_sizes`, `hf_tlm.hub.fetch`; or a file is too large for a run.
         ProtocolError: the repository holds no run, or code that this package did not write.
     """
     output_dir = args.folder
     if args.resume_from_checkpoint is None:
-        return
+        return False
     if args.process_index != 0 or (output_dir.is_dir() and any(output_dir.iterdir())):
-        return
+        return False
     repo_id = find_repo(args.resume_from_checkpoint, "model")
     assert repo_id is not None  # The arguments' check.
     repo, sizes = file_sizes(repo_id, args.hub_token)
@@ -255,6 +279,7 @@ def fetch_run(args: BaseArguments) -> None:
         for name, size in wanted.items():
             _copy(snapshot, name, size, work / name)
         mark_as_fetched(work, repo_id, repo)
+    return True
 
 
 def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:

@@ -68,6 +68,20 @@ class ProtocolError(HfTlmError):
     """Raised when a run cannot be started or continued in a folder."""
 
 
+class OtherRunError(ProtocolError):
+    """Raised when a folder holds a run with other settings.
+
+    difference: how they differ, in words.
+    """
+
+    def __init__(self, folder: Path, difference: str):
+        self.difference = difference
+        super().__init__(
+            f"{folder} holds a run with other settings ({difference}). Choose another --output_dir, or delete that folder "
+            "to start over."
+        )
+
+
 def settings(args: BaseArguments) -> dict[str, Any]:
     """Return the arguments that determine the results of a run, as JSON values."""
     values = {name: value for name, value in args.to_dict().items() if name not in _FREE and not name.endswith("token")}
@@ -172,10 +186,7 @@ def claim(
         others = [name for name in data if recorded.get(name) != current[name]]
         changed += [_OTHER_DATA.get(name, f"another {name.replace('_', ' ')}") for name in others]
         if changed:
-            raise ProtocolError(
-                f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
-                "--output_dir, or delete that folder to start over."
-            )
+            raise OtherRunError(output_dir, "; ".join(changed[:5]))
     elif process_index == 0:
         remove_abandoned(path)  # A partial file of a killed run.
         if output_dir.is_dir() and any(output_dir.iterdir()):

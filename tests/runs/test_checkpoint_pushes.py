@@ -170,7 +170,17 @@ def test_repository_without_a_run_is_refused(hub, tmp_path, task):
     with pytest.raises(ProtocolError, match="alice/toy has no run to continue"):
         go(tmp_path / "out", task, None, rho1=0, resume_from_checkpoint="alice/toy")
     assert not (tmp_path / "out").exists()
-    assert fetch_run(SimpleNamespace(resume_from_checkpoint="alice/toy", process_index=1, folder=tmp_path)) is None
+    assert fetch_run(SimpleNamespace(resume_from_checkpoint="alice/toy", process_index=1, folder=tmp_path)) is False
+
+
+def test_fetched_run_with_other_settings_leaves_no_folder(hub, tmp_path, task):
+    hub.put("alice/toy", {"settings.json": json.dumps({"arguments": {"rho1": 7}, "model": {}})})
+    with pytest.raises(
+        ProtocolError,
+        match=r"^alice/toy holds a run with other settings \(max_steps: 0 in the folder, 4 .*\). Pass the settings of",
+    ):
+        go(tmp_path / "out", task, None, rho1=0, resume_from_checkpoint="alice/toy")
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_files_needed_to_resume_are_pushed(tmp_path):

@@ -51,7 +51,7 @@ from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.prepare import tell_of_long_evaluations
-from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
+from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetched_run
 from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings, unseal
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
@@ -143,12 +143,12 @@ def finetune(
             content = digest_teacher(open_teacher(task, args))
         check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=checkpoint.use_peft, base=checkpoint.model_name_or_path)
-        fetch_run(args)
         if subset is not None:
             details["teacher_subset"] = subset.manifest
         data_fields = ("task_fingerprint", "kind", "metric", "further_metrics", "teacher_subset", "teacher_content")
         claim_details = {"teacher_subset": None, **details, "teacher_content": content}
-        claimed = claim(output_dir, claim_details, data_fields, args.process_index, options=(args, checkpoint))
+        with fetched_run(args):
+            claimed = claim(output_dir, claim_details, data_fields, args.process_index, options=(args, checkpoint))
     if args.seed_figure != "mean":
         details["seed_figure"] = args.seed_figure
     details |= {"pairs": task.has_pairs, **provenance_entries(details)}
