@@ -187,16 +187,23 @@ def tell_of_other_stage(args: TlmArguments) -> None:
 
 
 def tell_of_no_saving(args: RunArguments) -> None:
-    """Warn if save_steps is set but has no effect because of save_strategy no, which small presets have."""
-    default = type(args).__dataclass_fields__["save_steps"].default
+    """Warn of options for checkpoints that have no effect because of save_strategy no, which small presets have."""
     # Stage 2 of a TLM run saves whenever it evaluates.
     saves_checkpoints = args.save_strategy != "no" or (isinstance(args, TlmArguments) and args.stage == "2")
-    if args.process_index == 0 and not saves_checkpoints and args.save_steps != default:
+    if saves_checkpoints or args.process_index != 0:
+        return
+    part = "stage 1" if isinstance(args, TlmArguments) else "the run"
+    if args.save_steps != type(args).__dataclass_fields__["save_steps"].default:
         logger.warning(
-            "save_steps %g has no effect with save_strategy no: an interrupted run begins%s again. Give --save_strategy "
+            "save_steps %g has no effect with save_strategy no: after an interruption %s begins again. Give --save_strategy "
             "steps for checkpoints.",
-            args.save_steps,
-            " stage 1" if isinstance(args, TlmArguments) else "",
+            *(args.save_steps, part),
+        )
+    elif args.pushes_checkpoints:
+        logger.warning(
+            "hub_strategy checkpoint pushes nothing before %s ends with save_strategy no. Give --save_strategy steps for "
+            "checkpoints.",
+            part,
         )
 
 

@@ -22,6 +22,7 @@ from hf_tlm.training.run_arguments import other_stage_options
 from hf_tlm.training.run_folder import local_files, settings
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
+PUSHING = {"push_to_hub": True, "hub_model_id": "alice/toy", "hub_strategy": "checkpoint"}
 
 
 def test_folder_that_cannot_be_written_is_refused_before_data_are_read(tmp_path):
@@ -209,9 +210,16 @@ def test_options_of_a_stage_that_is_not_run_are_warned_about(stage, changes, idl
 @pytest.mark.parametrize(
     "cls,changes,said",
     [
-        (TlmArguments, {"save_strategy": "no", "save_steps": 10}, "save_steps 10 has no effect.*begins stage 1 again"),
-        (PretrainArguments, {"save_strategy": "no", "save_steps": 0.1}, "save_steps 0.1 has no effect.*run begins again"),
+        (TlmArguments, {"save_strategy": "no", "save_steps": 10}, "save_steps 10 has no effect.*stage 1 begins again"),
+        (
+            PretrainArguments,
+            {"save_strategy": "no", "save_steps": 0.1},
+            "save_steps 0.1 has no effect.*the run begins again",
+        ),
         (TlmArguments, {"save_strategy": "no"}, None),
+        (TlmArguments, {"save_strategy": "no", **PUSHING}, "hub_strategy checkpoint pushes nothing before stage 1 ends"),
+        (PretrainArguments, {"save_strategy": "no", **PUSHING}, "pushes nothing before the run ends"),
+        (TlmArguments, {"save_strategy": "steps", **PUSHING}, None),
         (TlmArguments, {"save_steps": 10}, None),
         (TlmArguments, {"save_strategy": "no", "save_steps": 10, "stage": "2"}, None),
     ],
