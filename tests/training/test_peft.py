@@ -93,7 +93,7 @@ def test_stage_two_adapts_the_stage_one_model(tmp_path, task):
     base = out / "seed-0" / "stage1" / "model"
     check_export(out, task, base)
     assert "trained from scratch" in (out / "README.md").read_text()
-    plain = go(tmp_path / "plain", task, {"use_peft": False})
+    plain = go(tmp_path / "plain", task, {"use_peft": False, "lora_r": 16})
     assert run.seeds[0]["stages"]["1"]["validation"] == plain.seeds[0]["stages"]["1"]["validation"]
     assert load_file(base / "model.safetensors").keys() == load_file(tmp_path / "plain" / "model.safetensors").keys()
 
