@@ -222,11 +222,13 @@ def tell_of_long_evaluations(args: BaseArguments, task: Task, batch_size: int) -
     evaluations = max(1, round(steps / (interval if interval >= 1 else interval * steps)))
     trained, evaluated = steps * batch_size, evaluations * len(task.validation)
     if evaluated > max(EVALUATED_PER_TRAINED * trained, FEW_EVALUATED):
+        enough = max(1000, trained // evaluations // 100 * 100)
         logger.warning(
-            "%d evaluations on the %s validation texts take longer than the training on %s texts (%s steps of %d). A sample "
-            "of the validation texts is enough to choose a checkpoint: --max_eval_samples %d.",
-            *(evaluations, f"{len(task.validation):,}", f"{trained:,}", f"{steps:,}", batch_size),
-            max(1000, trained // evaluations // 100 * 100),
+            "Evaluation (%d times %s validation texts) will probably take longer than training (%s steps of %d texts). %s",
+            *(evaluations, f"{len(task.validation):,}", f"{steps:,}", batch_size),
+            f"A sample is enough to choose a checkpoint: --max_eval_samples {enough}."
+            if enough < len(task.validation)
+            else "Evaluate less often.",
         )
 
 

@@ -74,12 +74,9 @@ class OtherRunError(ProtocolError):
     difference: how they differ, in words.
     """
 
-    def __init__(self, folder: Path, difference: str):
+    def __init__(self, message: str, difference: str = ""):
+        super().__init__(message)
         self.difference = difference
-        super().__init__(
-            f"{folder} holds a run with other settings ({difference}). Choose another --output_dir, or delete that folder "
-            "to start over."
-        )
 
 
 def settings(args: BaseArguments) -> dict[str, Any]:
@@ -186,7 +183,12 @@ def claim(
         others = [name for name in data if recorded.get(name) != current[name]]
         changed += [_OTHER_DATA.get(name, f"another {name.replace('_', ' ')}") for name in others]
         if changed:
-            raise OtherRunError(output_dir, "; ".join(changed[:5]))
+            difference = "; ".join(changed[:5])
+            raise OtherRunError(
+                f"{output_dir} holds a run with other settings ({difference}). Choose another --output_dir, or delete that "
+                "folder to start over.",
+                difference,
+            )
     elif process_index == 0:
         remove_abandoned(path)  # A partial file of a killed run.
         if output_dir.is_dir() and any(output_dir.iterdir()):

@@ -233,14 +233,16 @@ def test_save_steps_without_saving_are_warned_about(cls, changes, said, caplog):
 @pytest.mark.parametrize(
     "train,validation,changes,said",
     [
-        (120_000, 15_000, {}, "20 evaluations on the 15,000 .* on 32,000 texts .2,000 steps of 16.*max_eval_samples 1600"),
+        (120_000, 15_000, {}, "20 times 15,000 .*2,000 steps of 16 texts.*max_eval_samples 1600"),
         (120_000, 4_800, {}, None),  # 96,000 texts: as long as the training.
-        (120_000, 4_801, {}, "20 evaluations"),
-        (120_000, 15_000, {"stage2_eval_steps": 200}, "10 evaluations .*max_eval_samples 3200"),
+        (120_000, 4_801, {}, "20 times 4,801 .*max_eval_samples 1600"),
+        (120_000, 15_000, {"stage2_eval_steps": 200}, "10 times .*max_eval_samples 3200"),
         (120_000, 15_000, {"stage2_eval_steps": 1000}, None),
         (1_000, 2_499, {"stage2_max_steps": 20}, None),  # No more than 50,000 texts.
-        (1_000, 2_600, {"stage2_max_steps": 20}, "20 evaluations .* on 320 texts .*max_eval_samples 1000"),
-        (1_000, 15_000, {"stage2_max_steps": -1, "stage2_num_train_epochs": 2.0}, "20 .* on 2,016 texts .126 steps"),
+        (1_000, 2_600, {"stage2_max_steps": 20}, "20 times .*20 steps of 16 .*max_eval_samples 1000"),
+        (1_000, 15_000, {"stage2_max_steps": -1, "stage2_num_train_epochs": 2.0}, "20 times .*126 steps of 16"),
+        (1_000, 900, {"stage2_eval_steps": 10}, "200 times 900 .* Evaluate less often"),
+        (1_000, 60_000, {"stage2_max_steps": 20, "stage2_eval_steps": 20}, "1 times 60,000 "),
     ],
 )
 def test_evaluations_longer_than_the_training_are_warned_about(train, validation, changes, said, caplog):
@@ -251,7 +253,7 @@ def test_evaluations_longer_than_the_training_are_warned_about(train, validation
     assert re.search(said, caplog.text) if said else not caplog.text
 
 
-@pytest.mark.parametrize("strategy,validation,said", [("epoch", 20_000, "3 evaluations on"), ("no", 20_000, None)])
+@pytest.mark.parametrize("strategy,validation,said", [("epoch", 20_000, "3 times 20,000 "), ("no", 20_000, None)])
 def test_evaluations_of_fine_tuning_are_counted_by_epochs(strategy, validation, said, caplog):
     args = FinetuneArguments(**BASE, eval_strategy=strategy, select_by="last", num_train_epochs=3)
     task = SimpleNamespace(train=range(6_000), validation=range(validation))
