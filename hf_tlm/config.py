@@ -155,7 +155,6 @@ def parse(
     # Before the dataclasses report as missing what was passed without the name of its option.
     if unknown := parser.parse_known_args(args)[1]:
         hint = "; put a file pattern in quotes, and separate files with commas" if os.path.exists(unknown[0]) else ""
-        hint = "; write the name of its option before it" if unknown[0] == args[0] else hint
         parser.error(f"unknown argument {unknown[0]}{hint}")
     try:
         return parser.parse_args_into_dataclasses(args=args)[: len(dataclasses)]
@@ -214,6 +213,11 @@ def _given_by_file(message: str, args: Sequence[str], recipe: str, defaults: Map
 def _check_options(parser: argparse.ArgumentParser, args: Sequence[str]) -> None:
     """Report an unknown option before argparse does, which would instead report the required option as missing."""
     known = [option for action in parser._actions for option in action.option_strings]
+    if args and not args[0].startswith("-"):
+        given = {word.partition("=")[0] for word in args}
+        missing = [one.option_strings[0] for one in parser._actions if one.required and not given & {*one.option_strings}]
+        advice = f"write {missing[0]} {args[0]}" if missing else "write the name of its option before it"
+        parser.error(f"unknown argument {args[0]}; {advice}")
     for option in (word.partition("=")[0] for word in args):
         if option.startswith("--") and option not in ("--", *known):
             shown = [name for name in known if "-" not in name[2:]]  # HfArgumentParser accepts hyphens in each name too.

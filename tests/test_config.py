@@ -240,6 +240,7 @@ def test_invalid_command_line_prints_two_lines(tmp_path, args, capsys):
         (["--name", "x", "--quiz"], "unknown argument --quiz"),
         (["--name", "x", "y"], "unknown argument y"),
         (["x", "--name", "bad"], "unknown argument x; write the name of its option before it"),
+        (["x"], "unknown argument x; write --name x"),
         (["--name", "x", ".", "y"], "unknown argument .; put a file pattern in quotes, and separate files with commas"),
     ],
 )

@@ -15,6 +15,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.arguments import TaskArguments
 from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.options import check_ranges, option
+from hf_tlm.utils.shown import suggested_path
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -79,7 +80,8 @@ class AnalyzeArguments(_CheckedArguments):
         """
         folders = {name: Path(place) for name, place in named(self.run, "run").items()}
         if missing := [str(path) for path in folders.values() if not path.is_dir()]:
-            raise AnalysisError(f"--run: expected folders of runs; there is no folder {missing[0]}.")
+            hint = suggested_path(missing[0])
+            raise AnalysisError(f"--run: expected folders of runs; there is no folder {missing[0]}.{hint}")
         return folders
 
     @cached_property

@@ -80,7 +80,7 @@ def load_encoder(
     folder = checkpoint_folder(name_or_path, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(name_or_path, masking=False, trust_remote_code=trust_remote_code)
     # Suppress the loading report: a head that is left out is expected here.
-    with without_reports(), reading(f"an encoder from {name_or_path!r}"):
+    with without_reports(), reading("an encoder from", name_or_path):
         if (Path(folder) / ADAPTER_FILE).is_file():
             model, missing = _load_merged_body(folder, options), []
         else:

@@ -22,7 +22,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.spec import KINDS
 from hf_tlm.utils.json_files import Check, check_fields, entry, listed, mapped, maybe, one_of, read_object, record, such
 from hf_tlm.utils.run_files import GRID_FILE, RESULTS_FILE, SEED_FIGURES, SETTINGS_FILE
-from hf_tlm.utils.shown import kind_of
+from hf_tlm.utils.shown import kind_of, suggested_path
 
 _MAX_INTEGER = 10**300  # Largest integer accepted; the sum of larger ones may overflow a float.
 SPLITS = ("validation", "test")
@@ -138,7 +138,7 @@ def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
     results: list[Result] = []
     for name, path in places.items():
         if not Path(path).is_dir():
-            raise AnalysisError(f"Expected folders of runs; there is no folder {path}.")
+            raise AnalysisError(f"Expected folders of runs; there is no folder {path}.{suggested_path(str(path))}")
         results += _read_folder(Path(path), name, "" if len(places) == 1 else f"{name}/", 0)
     if not results:
         listed = ", ".join(map(str, places.values())) or "no folder given"

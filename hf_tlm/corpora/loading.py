@@ -35,7 +35,7 @@ from hf_tlm.hub.repo_id import Repo, may_be_repo
 from hf_tlm.utils.arrow_files import without_format
 from hf_tlm.utils.options import range_problem
 from hf_tlm.utils.run_files import MANIFEST_FILE, SETTINGS_FILE
-from hf_tlm.utils.shown import counted, describe_received, named_columns
+from hf_tlm.utils.shown import counted, describe_received, named_columns, suggested_path
 from hf_tlm.utils.texts import SAMPLE_BY
 
 _SAMPLE_BYTES = 1 << 16
@@ -121,6 +121,7 @@ def load_corpus(
     if len(patterns) != 1 or not may_be_repo(path) or glob.has_magic(path) or builder_of(Path(path)):
         is_list = not isinstance(corpus, str) and len(patterns) > 1
         hint = " If the list contains texts, use load_corpus(Dataset.from_dict({'text': texts}))." if is_list else ""
+        hint = suggested_path(name) if len(patterns) == 1 else hint
         raise CorpusError(
             f"No corpus {name!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: "
             f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}.{hint}"

@@ -102,7 +102,8 @@ def load_tokenizer(
                 reason = "has no vocabulary: tokenizer.json is missing. Copy the tokenizer's files beside config.json."
             raise TokenizerError(f"{name_or_path} {reason}") from error
         reason = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
-        raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {unfound_reason(error) or reason}") from error
+        reason = unfound_reason(error, name_or_path) or reason
+        raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {reason}") from error
     if len(tokenizer) <= len(special := special_ids(tokenizer)):
         # transformers creates a tokenizer without a vocabulary if it finds no vocabulary files.
         raise TokenizerError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import re
 import time
@@ -16,6 +17,7 @@ from typing import TypeVar
 from hf_tlm.errors import HubError
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.utils.problems import cache_problem
+from hf_tlm.utils.shown import suggested_path
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -79,7 +81,7 @@ def is_offline(error: BaseException | None) -> bool:
     return False
 
 
-def unfound_reason(error: BaseException) -> str | None:
+def unfound_reason(error: BaseException, name: str | os.PathLike) -> str | None:
     """Return why transformers found nothing under a name, and what to do.
 
     None if the reason is neither that no repository of the Hub can have this name nor HF_HUB_OFFLINE.
@@ -89,13 +91,13 @@ def unfound_reason(error: BaseException) -> str | None:
     if isinstance(error.__cause__ or error, HFValidationError):
         return (
             "There is no local path of this name, and a repository of the Hub is named owner/name. Correct the path or "
-            "the name."
+            f"the name.{suggested_path(os.fspath(name))}"
         )
     if not is_offline(error):
         return None
     return (
         "There is no local path of this name, and HF_HUB_OFFLINE is set, so only the cache was searched. "
-        "Unset HF_HUB_OFFLINE, or pass a local path."
+        f"Unset HF_HUB_OFFLINE, or pass a local path.{suggested_path(os.fspath(name))}"
     )
 
 
@@ -131,6 +133,7 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
     name = f"{repo.type} repository {repo.id}"
     # Usually a misspelt path: a name that is no local path is looked for on the Hub.
     absent = f"There is no local path {repo.id}, and " * reading
+    hint = suggested_path(repo.id) * reading
     if isinstance(cause, GatedRepoError):
         page = f"{constants.ENDPOINT}/{repo.page}"
         return f"The {name} is gated: ask for access at {page}, with the account of your token. {log_in()}."
@@ -140,7 +143,7 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
         return f"The {name} has no branch, tag or commit {repo.revision!r}. Correct the part after the @."
     if isinstance(cause, RepositoryNotFoundError):
         here = ", and no local path of this name" * reading
-        return f"There is no {name} that you may see{here}. Correct the name; if it is private: l{log_in()[1:]}."
+        return f"There is no {name} that you may see{here}. Correct the name; if it is private: l{log_in()[1:]}.{hint}"
     if status == 401:
         return f"The Hub does not accept your token. {log_in()}."
     if status == 403:
@@ -155,11 +158,12 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
         if constants.HF_HUB_OFFLINE:
             return (
                 f"{absent}HF_HUB_OFFLINE is set, so the {name} cannot be requested. "
-                f"Unset it{', or pass a local path' * reading}."
+                f"Unset it{', or pass a local path' * reading}.{hint}"
             )
         return (
             f"{absent}{constants.ENDPOINT} cannot be reached for the {name}{', which is not in the cache either' * reading} "
-            f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set){', or pass a local path' * reading}."
+            f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set)"
+            f"{', or pass a local path' * reading}.{hint}"
         )
     if isinstance(cause, json.JSONDecodeError):
         return f"The response of {constants.ENDPOINT} for the {name} is not that of a Hub. Check HF_ENDPOINT, or a proxy."

@@ -22,7 +22,7 @@ from hf_tlm.utils.files import atomic_write, files_in
 from hf_tlm.utils.json_files import listed, maybe, one_of, read_fields, real, whole, words
 from hf_tlm.utils.run_files import EXPORT_FILE, GRID_FILE, MANIFEST_FILE, RESULTS_FILE, SETTINGS_FILE, STAGE_FILE, TABLE_FILE
 from hf_tlm.utils.seals import SEAL, check_seal
-from hf_tlm.utils.shown import few
+from hf_tlm.utils.shown import few, suggested_path
 
 # Formats that `torch.load` and similar functions unpickle; a pickle can run any code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -188,7 +188,7 @@ def local_folder(name: str, type: str, **options) -> Path:
     if not os.path.exists(name):
         raise HubError(
             f"Expected a local path, or a {type} repository of the Hub as owner/name or owner/name@revision; "
-            f"received {str(name)!r}, which is neither."
+            f"received {str(name)!r}, which is neither.{suggested_path(str(name))}"
         )
     return Path(name)
 

@@ -244,7 +244,7 @@ class GeneratorDiscriminator(TrainedModel):
         folder = checkpoint_folder(name, revision, trust_remote_code=trust_remote_code)
         hub = hub_options(revision, trust_remote_code, attn_implementation)
         corrects = options.get("heads") == "clm"
-        with without_reports(), reading(f"a model from {name!r}"):
+        with without_reports(), reading("a model from", name):
             main, _ = load_classifier(folder, name, id2label=id2label, **hub)
             state = (clm_heads_state if corrects else rtd_head_state)(folder, hub)
         auxiliary = load_auxiliary(auxiliary_name, name, **hub)

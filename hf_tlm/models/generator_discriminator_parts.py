@@ -10,6 +10,7 @@ Shapes: M masked positions, T tokens that are not padding, B texts, H hidden siz
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -248,17 +249,21 @@ def load_auxiliary(name_or_path: str | None, main: str | None = None, **options)
         ModelError: the checkpoint cannot be loaded, or lacks weights of its body.
     """
     trusted, revision = options.get("trust_remote_code", False), options.pop("revision", None)
-    name, location, advice = name_or_path, {}, ""
+    name, folder = name_or_path, ""
     if name is None:
         assert main is not None  # the checkpoint that it is in
-        name, location = f"the folder {GENERATOR!r} of {main}", {"subfolder": GENERATOR, "revision": revision}
-        advice = " Pass the generator that it was trained with as auxiliary_name_or_path."
-        folder = checkpoint_folder(main, revision, trust_remote_code=trusted)
+        name = f"{main}/{GENERATOR}"
+        folder = os.path.join(checkpoint_folder(main, revision, trust_remote_code=trusted), GENERATOR)
+        if not os.path.isdir(folder):
+            raise ModelError(
+                f"{main} has no folder {GENERATOR}, in which pretraining saves a generator. Pass the generator to train it "
+                "with as auxiliary_name_or_path."
+            )
     else:
         folder = checkpoint_folder(name, trust_remote_code=trusted)
-    with reading(f"an auxiliary model from {name}", advice):
+    with reading("an auxiliary model from", name):
         options |= {"output_loading_info": True, "dtype": DTYPE}
-        model, info = AutoModelForMaskedLM.from_pretrained(folder, **location, **options)
+        model, info = AutoModelForMaskedLM.from_pretrained(folder, **options)
     if head_is_new(model, new_weights(model, info, name)):
         logger.warning("%s has no masked-LM head: a new one is initialised at random.", name)
     return model

@@ -90,7 +90,7 @@ def read_config(model_config: str | os.PathLike | dict | PreTrainedConfig) -> Pr
         except (OSError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
             raise ModelError(
                 f"--model_config {model_config!r} is neither a JSON file, a preset, nor a model with a config."
-                f"{did_you_mean(name)} {unfound_reason(error) or error}"
+                f"{did_you_mean(name)} {unfound_reason(error, name) or error}"
             ) from error
     family_of(config)
     return config
@@ -263,8 +263,14 @@ def weight_problems(
 
 
 @contextmanager
-def reading(what: str, advice: str = "") -> Iterator[None]:
-    """Raise a ModelError, which ends with `advice`, for errors within the block about a model that cannot be loaded."""
+def reading(what: str, name: str | os.PathLike) -> Iterator[None]:
+    """Raise a ModelError for errors within the block about a model that cannot be loaded.
+
+    Args:
+        what: what is loaded, such as "a config from", for the message.
+        name: its path or Hub id.
+    """
+    what = f"{what} {os.fspath(name)!r}"
     try:
         with reading_pickles(what, ModelError):
             yield
@@ -272,10 +278,10 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
         raise
     except (*LOADING_ERRORS, StrictDataclassError) as error:
         # The error about a config field of the wrong type has several lines.
-        reason = unfound_reason(error) or " ".join(str(error).split())
+        reason = unfound_reason(error, name) or " ".join(str(error).split())
         if isinstance(error, SafetensorError):
             reason = f"its weights are truncated or damaged ({reason:.200}). Download or create them again."
-        raise ModelError(f"Cannot load {what}: {reason:.1000}{advice}") from error
+        raise ModelError(f"Cannot load {what}: {reason:.1000}") from error
 
 
 def parse_id2label(id2label: Any) -> dict[int, str]:

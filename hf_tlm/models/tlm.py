@@ -190,7 +190,7 @@ class TlmModel(TrainedModel):
         # Our own exports keep the masked-LM head beside the classifier.
         has_lm_folder = (folder / MLM_SUBFOLDER / "config.json").is_file()
         # Each class loads its own head only: transformers would report the weights of the other as unused.
-        with without_reports(), reading(f"a model from {name!r}"):
+        with without_reports(), reading("a model from", name):
             classifier, classifier_is_new = load_classifier(str(folder), name, id2label=id2label, **options)
             lm, info = AutoModelForMaskedLM.from_pretrained(
                 str(folder),
@@ -208,7 +208,7 @@ class TlmModel(TrainedModel):
     @classmethod
     def _from_trainer(cls, folder: str, id2label: dict[int, str], options: dict) -> TlmModel:
         """Load a checkpoint-* folder of the Trainer, which holds this network under names that no stock class has."""
-        with reading(f"the checkpoint {folder!r}"):
+        with reading("the checkpoint", folder):
             config = AutoConfig.from_pretrained(
                 folder, id2label=id2label, label2id={v: k for k, v in id2label.items()}, **options
             )

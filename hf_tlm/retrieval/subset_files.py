@@ -45,7 +45,7 @@ from hf_tlm.utils.json_files import (
 )
 from hf_tlm.utils.problems import writing_cache
 from hf_tlm.utils.run_files import MANIFEST_FILE
-from hf_tlm.utils.shown import named_columns, suggestion
+from hf_tlm.utils.shown import named_columns, suggested_path, suggestion
 from hf_tlm.utils.texts import SCRIPTS
 from hf_tlm.version import __version__
 
@@ -226,7 +226,7 @@ def parse_name(name: str) -> dict[str, Any]:
     if match is None or parse_repo(match["repo_id"], "dataset") is None:
         raise RetrievalError(
             f"Expected the folder of a subset, or a dataset of the Hub as owner/name, owner/name:config or "
-            f"owner/name:config@revision; received {name!r}, which is neither."
+            f"owner/name:config@revision; received {name!r}, which is neither.{suggested_path(name)}"
         )
     return match.groupdict()
 

@@ -263,7 +263,7 @@ class _OnnxPredictor(Predictor):
         self.kind, self.exported = kind_module(source.spec.kind), exported
         self.tokenizer = load_tokenizer(str(source.folder), masking=False)
         self.collate = partial(self.kind.collate, self.tokenizer)
-        with reading(f"the config in {source.folder}"):  # It may come from an untrusted source.
+        with reading("the config in", source.folder):  # It may come from an untrusted source.
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         self.model: nn.Module = _ConfigModule(config)
         super().__init__(args, self.model)

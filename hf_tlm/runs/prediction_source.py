@@ -172,7 +172,7 @@ def _describe_prompt_model(folder: Path) -> tuple[TaskSpec, Sequence[str], dict[
 
 
 def _load_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
-    with reading(f"a config from {name!r}"):
+    with reading("a config from", name):
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from datasets import Dataset
 
 from hf_tlm.corpora.tables import strip_compression
-from hf_tlm.hub.repo_id import may_be_repo
-from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
+from hf_tlm.tasks.reading import BUILDERS, TABLE, may_be_hub_task, named_splits, read_splits
 from hf_tlm.tasks.rows import (
     UsableRows,
     add_field_columns,
@@ -30,7 +29,7 @@ from hf_tlm.tasks.rows import (
 from hf_tlm.tasks.sampling import DEFAULT_SHARE, content_hash, hold_out, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, TASKS, Task, TaskError, TaskSpec, registered_task
 from hf_tlm.utils.options import check_given, check_numbers
-from hf_tlm.utils.shown import dataset_of, kind_of
+from hf_tlm.utils.shown import dataset_of, kind_of, suggested_path, suggestion
 
 logger = logging.getLogger(__name__)
 
@@ -243,11 +242,13 @@ def _find_spec(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
     path, _, revision = task.partition("@")
     if spec := registered_task(path, config_name):
         return dataclasses.replace(spec, revision=revision or None), True
-    if may_be_repo(path):
+    if may_be_hub_task(path):
         return TaskSpec(name=path.split("/")[1], path=path, revision=revision or None), False
+    if "/" in path or strip_compression(Path(path)).suffix in BUILDERS:
+        raise TaskError(f"No task {task!r}: there is no such file or folder.{suggested_path(task)}")
     raise TaskError(
         f"No task {task!r}: it is neither a registered task ({', '.join(TASKS)}), nor an existing folder or file, nor a Hub "
-        "id (owner/name)."
+        f"id (owner/name).{suggestion(task, TASKS)}{suggested_path(task)}"
     )
 
 

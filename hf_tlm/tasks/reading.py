@@ -43,7 +43,7 @@ from hf_tlm.tasks.rows import (
     unusable_rows_error,
 )
 from hf_tlm.tasks.spec import ROLES, SPLITS, TaskError, TaskSpec
-from hf_tlm.utils.shown import few, kind_of
+from hf_tlm.utils.shown import few, kind_of, suggested_path
 
 logger = logging.getLogger(__name__)
 
@@ -465,12 +465,19 @@ def data_name(data: Any) -> str:
     raise TaskError(f"data: expected a file, or a Hub id (owner/name); received {kind_of(data)}.{advice}")
 
 
+def may_be_hub_task(name: str) -> bool:
+    """Return whether a name that is no local file may be a Hub id; owner/name.csv is the path of a missing file."""
+    return may_be_repo(name) and strip_compression(Path(name)).suffix not in BUILDERS
+
+
 def _stream_source(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Iterator[dict[str, list]]:
     if Path(path).is_file():
         return stream_file(Path(path), spec, chunk, separator)
     name, _, revision = path.partition("@")
-    if not may_be_repo(name) or Path(name).exists():
-        raise TaskError(f"No file {path!r} to predict on: pass an existing file, or a Hub id (owner/name).")
+    if not may_be_hub_task(name) or Path(name).exists():
+        raise TaskError(
+            f"No file {path!r} to predict on: pass an existing file, or a Hub id (owner/name).{suggested_path(name)}"
+        )
     hub_spec = dataclasses.replace(spec, path=name, revision=revision or None)
     if name != spec.path:
         hub_spec = dataclasses.replace(hub_spec, config_name=None, data_files=None, split_names={})

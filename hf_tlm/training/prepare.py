@@ -304,7 +304,7 @@ def source_config(model_args: ModelArguments) -> PreTrainedConfig:
 
 
 def _load_config(name: str, revision: str | None, trust: bool) -> PreTrainedConfig:
-    with reading(f"a config from {name!r}"):
+    with reading("a config from", name):
         folder = checkpoint_folder(name, revision, trust_remote_code=trust)
         return AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=trust)
 

@@ -140,6 +140,25 @@ def suggestion(name: str, candidates: Iterable[str], most: int = 3) -> str:
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
+def suggested_path(path: str) -> str:
+    """Return a sentence, after a space, with the existing paths most similar to a missing one; an empty string if none is.
+
+    The paths are compared where they part: for runs/mien/seed-0 beside the folder runs/mine it names runs/mine.
+    """
+    missing = PurePath(path)
+    while not os.path.isdir(missing.parent):
+        missing = missing.parent
+    try:
+        names = os.listdir(missing.parent)
+    except OSError:
+        return ""
+    names_by_spelling = {PurePath(name).stem: name for name in names} | {name: name for name in names}
+    # Stricter than the default: most of a folder's names resemble each other a little.
+    spellings = difflib.get_close_matches(missing.name, names_by_spelling, n=3, cutoff=0.75)
+    close = dict.fromkeys(str(missing.with_name(names_by_spelling[spelling])) for spelling in spellings)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
 def few(names: Sequence[str], most: int = 3) -> str:
     """List the first `most` names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

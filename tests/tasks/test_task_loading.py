@@ -201,8 +201,17 @@ def test_unreachable_hub_points_to_local_files():
 
 
 def test_unknown_task_names_the_known_ones():
-    with pytest.raises(TaskError, match="No task 'chemport'.*chemprot.*acl_arc"):
+    with pytest.raises(TaskError, match="No task 'chemport'.*chemprot.*acl_arc.* Did you mean chemprot"):
         load_task("chemport")
+
+
+def test_missing_file_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "data" / "tickets.csv", [{"text": "a", "label": "x"}])
+    message = "No task 'data/ticket.csv': there is no such file or folder. Did you mean data/tickets.csv?"
+    with pytest.raises(TaskError) as error:
+        load_task("data/ticket.csv")
+    assert str(error.value) == message
 
 
 def test_task_arguments_are_applied(tmp_path):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hf_tlm.utils.shown import counted, figures, relative_name, shown_argument, shown_path
+from hf_tlm.utils.shown import counted, figures, relative_name, shown_argument, shown_path, suggested_path
 
 
 @pytest.fixture
@@ -70,3 +70,21 @@ def test_figures_are_rounded_to_significant_digits(value, digits, shown):
 def test_counts_have_their_noun_in_the_right_number():
     assert [counted(number, "file") for number in (0, 1, 2, 1234)] == ["0 files", "1 file", "2 files", "1,234 files"]
     assert counted(1, "query", "queries") == "1 query" and counted(3, "query", "queries") == "3 queries"
+
+
+@pytest.mark.parametrize(
+    "missing,hint",
+    [
+        ("runs/mien", " Did you mean runs/mine?"),
+        ("runs/mien/seed-0", " Did you mean runs/mine?"),  # Where the paths part.
+        ("task", " Did you mean task.csv?"),
+        ("{0}/tsk.csv", " Did you mean {0}/task.csv?"),
+        ("alice/model", ""),
+        ("", ""),
+    ],
+)
+def test_existing_paths_are_suggested_for_a_missing_one(tmp_path, monkeypatch, missing, hint):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "task.csv").touch()
+    assert suggested_path(missing.format(tmp_path)) == hint.format(tmp_path)

@@ -75,7 +75,7 @@ def load_masked_lm(
     options = hub_options(revision, trust_remote_code, attn_implementation)
     folder = Path(checkpoint_folder(model_name_or_path, revision, trust_remote_code=trust_remote_code))
     subfolder = MLM_SUBFOLDER if (folder / MLM_SUBFOLDER / "config.json").is_file() else ""
-    with reading(f"a masked language model from {model_name_or_path!r}"):
+    with reading("a masked language model from", model_name_or_path):
         config = AutoConfig.from_pretrained(folder / subfolder, **options)
         model, info = load_stock(AutoModelForMaskedLM, str(folder / subfolder), config, **options)
     if missing := sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}):
@@ -355,7 +355,7 @@ def embed(rows: Dataset, model_name_or_path: str, *, batch_size: int = 32, devic
     """
     folder = checkpoint_folder(model_name_or_path)
     tokenizer = load_tokenizer(model_name_or_path)
-    with reading(f"the similarity model {model_name_or_path!r}"):
+    with reading("the similarity model", model_name_or_path):
         model = AutoModel.from_pretrained(folder).eval().to(device)
     texts = rows.select_columns(columns_of_texts(rows))
     tokenized = tokenize(texts, tokenizer, 128, description="Tokenising for similarity")

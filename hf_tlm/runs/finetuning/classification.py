@@ -129,7 +129,7 @@ def checkpoint_logits(
     check_task(task, "evaluate_checkpoint", "classification")
     folder = checkpoint_folder(model_name_or_path)
     tokenizer = load_tokenizer(model_name_or_path)
-    with reading(f"a classifier from {model_name_or_path!r}"):
+    with reading("a classifier from", model_name_or_path):
         model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(

@@ -49,7 +49,7 @@ def load_pretrained(
     """
     name, source = checkpoint.model_name_or_path, checkpoint.tokenizer_source
     folder = _folder(checkpoint)
-    with reading(f"a config from {name!r}"):
+    with reading("a config from", name):
         config = AutoConfig.from_pretrained(folder, **_labels(task), **_options(checkpoint))
     tokenizer = load_tokenizer(**source, masking=False)
     check_fit(config, name, max_length=max_length, tokenizer=tokenizer, tokenizer_name=source["name_or_path"])
@@ -74,7 +74,7 @@ def load_model(
     """
     kind = kind_module(task.spec.kind)
     name = checkpoint.model_name_or_path
-    with reading(f"a model from {name!r}"):
+    with reading("a model from", name):
         auto_class = getattr(transformers, kind.AUTO_CLASS)
         model, info = load_stock(auto_class, _folder(checkpoint), config, **_options(checkpoint))
     new = new_weights(model, info, name)
@@ -105,7 +105,7 @@ def load_finished(folder: Path, auto_class: str, trust_remote_code: bool = False
     Raises:
         ModelError: the model or the base of an adapter cannot be loaded, or lacks weights.
     """
-    with reading(f"the model in {folder}"):
+    with reading("the model in", folder):
         if (folder / ADAPTER_FILE).is_file():
             return load_merged(folder, auto_class, trust_remote_code)
         model, info = getattr(transformers, auto_class).from_pretrained(
