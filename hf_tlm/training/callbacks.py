@@ -36,7 +36,7 @@ from hf_tlm.version import __version__
 _SILENT = re.compile(
     r"epoch|total_flos|tokens|real_tokens|(measured_)?flops|flops_ratio|seconds|.*_runtime|.*_(samples|steps)_per_second"
 )
-_STAGE = re.compile(r"seed-(\d+)(?:/stage(\d))?$")
+_STAGE = re.compile(r"(score_model-\w+/)?seed-(\d+)(?:/stage(\d))?$")
 _POINT = re.compile(r"split-(\d+)/(lr[^/]+)/")
 _GRID_POINT = re.compile(r"points/([^/]+)/seed-(\d+)$")
 # Clusters signal every process, and torch's launcher forwards its own signal too: signals closer than this are one request.
@@ -144,7 +144,7 @@ def log_line(logs: Mapping[str, Any]) -> str:
 
 
 def bar_name(output_dir: str | os.PathLike) -> str:
-    """Return the name of a training by its directory: seed and stage, few-shot split and point, or grid point and seed."""
+    """Return the name of a training by its directory: seed or score model with stage, split and point, or point and seed."""
     folder = os.fspath(output_dir).replace(os.sep, "/").rstrip("/")
     if point := _POINT.search(folder):
         return f"Split {point[1]}, {point[2]}"
@@ -153,7 +153,7 @@ def bar_name(output_dir: str | os.PathLike) -> str:
     match = _STAGE.search(folder)
     if match is None:
         return "Training"
-    return f"Seed {match[1]}" + (f", stage {match[2]}" if match[2] else "")
+    return ("Score model" if match[1] else f"Seed {match[2]}") + (f", stage {match[3]}" if match[3] else "")
 
 
 class WandbRuns(WandbCallback):

@@ -103,7 +103,8 @@ def prepare(
     longest = max(lengths.values())
     tokenizer.model_max_length = lengths[args.stages[-1]]
     if args.process_index == 0:
-        advice = "Increase --max_length, or --stage2_max_length (0: the length of the task's texts)."
+        or_stage_2 = ", or --stage2_max_length (0: the length of the task's texts)" if 2 in args.stages else ""
+        advice = f"Increase --max_length{or_stage_2}."
         warn_of_cut("the task's training texts", spread_texts(texts), tokenizer, longest, advice)
     make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=max(corpus_length, longest))
     with args.main_process_first(desc="tokenising"):
