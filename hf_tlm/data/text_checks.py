@@ -71,20 +71,26 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
-    """Give each different warning of this module once within the block: the points of a grid have the same texts."""
+def told_once(*names: str) -> Iterator[None]:
+    """Give each different warning of some loggers once within the block, such as those on texts that a grid's points share.
+
+    names: the loggers' names, which are those of their modules.
+    """
     told: set[str] = set()
+    loggers = [logging.getLogger(name) for name in names]
 
     def is_new(record: logging.LogRecord) -> bool:
         count = len(told)
         told.add(record.getMessage())
         return len(told) > count
 
-    logger.addFilter(is_new)
+    for logger in loggers:
+        logger.addFilter(is_new)
     try:
         yield
     finally:
-        logger.removeFilter(is_new)
+        for logger in loggers:
+            logger.removeFilter(is_new)
 
 
 def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: str) -> None:

@@ -148,7 +148,7 @@ class GridRun:
         return "\n".join(lines)
 
 
-@told_once()
+@told_once("hf_tlm.data.text_checks", "hf_tlm.training.prepare")
 def run_grid(
     task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid, trials: int | None = None
 ) -> GridRun:

@@ -94,8 +94,10 @@ def run_shared(
                 except HfTlmError as error:
                     if processes > 1 or not keep_going:
                         raise
+                    repeated = str(error) in map(str, failures.values())
                     failures[queue.folders[point_index]] = error
-                    logger.warning("%s failed: %s", queue.names[point_index], error)
+                    reason = ", like another." if repeated else f": {error}"
+                    logger.warning("%s failed%s", queue.names[point_index], reason)
                 queue.remaining.remove(point_index)
                 continue
         if ended:

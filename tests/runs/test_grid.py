@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -243,16 +244,20 @@ def test_two_processes_with_one_killed_give_the_same_table(tmp_path, fake):
 
 
 @pytest.mark.parametrize("lengths, warnings", [([6], 1), ([5, 6], 2)])
-def test_truncation_is_warned_about_once(tmp_path, tokenizer, caplog, lengths, warnings):
+def test_truncation_and_long_evaluation_are_warned_about_once(tmp_path, tokenizer, caplog, monkeypatch, lengths, warnings):
     """Every point warned of the same texts."""
     from support.tiny_checkpoints import pretrained
 
+    prepare = sys.modules["hf_tlm.training.prepare"]  # The package's attribute of this name is the function.
+    monkeypatch.setattr(prepare, "FEW_EVALUATED", 0)
+    monkeypatch.setattr(prepare, "EVALUATED_PER_TRAINED", 0)
     base = pretrained(tmp_path / "base", tokenizer)
     values = {"learning_rate": [1e-3, 1e-2], "max_length": lengths}
     for name in ("out", "next"):  # The next grid warns again.
         caplog.clear()
         go(tmp_path / name, values, seeds=[3], base=base, max_steps=1)
         assert caplog.text.count("of the task's training texts are cut off") == warnings
+        assert caplog.text.count("will probably take longer than training") == 1
 
 
 @pytest.mark.slow

@@ -121,6 +121,21 @@ def test_failing_point_does_not_stop_the_others(tmp_path):
     assert work(tmp_path) == ["a", "e"]
 
 
+def test_error_of_several_points_is_logged_once(tmp_path, caplog):
+    def run(name):
+        raise HfTlmError(f"no {'model' if name in 'abc' else 'data'} today")
+
+    with pytest.raises(PointsError):
+        run_shared(["a", "b", "d", "c"], lambda name: tmp_path / name, lambda name: False, run)
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
+        "a failed: no model today",
+        "b failed, like another.",
+        "d failed: no data today",
+        "c failed, like another.",
+    ]
+
+
 def test_first_failure_ends_the_run_without_keep_going(tmp_path):
     ran = []
 
