@@ -99,7 +99,7 @@ def search(
             )
             if study is not None:
                 _write_trials(study, folder, study_settings)
-                for leftover in folder.glob("run-*"):
+                for leftover in folder.glob("trial-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
             trainer.accelerator.wait_for_everyone()
 
@@ -256,6 +256,7 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
 
     def make_trainer(trial_index: int) -> TrialTrainer:
         trial_args = copy.copy(base_args)
+        trial_args.output_dir = str(folder / f"trial-{trial_index}")
         trial_args.run_name = f"{base_args.run_name}/{trial_index}"  # A run of its own in trackers.
         trainer: TrialTrainer = TrialTrainer(
             None,

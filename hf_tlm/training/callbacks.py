@@ -38,6 +38,7 @@ _SILENT = re.compile(
 )
 _STAGE = re.compile(r"(score_model-\w+/)?seed-(\d+)(?:/stage(\d))?$")
 _POINT = re.compile(r"split-(\d+)/(lr[^/]+)/")
+_TRIAL = re.compile(r"trials/trial-(\d+)$")
 _GRID_POINT = re.compile(r"points/([^/]+)/seed-(\d+)$")
 # Clusters signal every process, and torch's launcher forwards its own signal too: signals closer than this are one request.
 ECHO_SECONDS = 5.0
@@ -144,12 +145,14 @@ def log_line(logs: Mapping[str, Any]) -> str:
 
 
 def bar_name(output_dir: str | os.PathLike) -> str:
-    """Return the name of a training by its directory: seed or score model with stage, split and point, or point and seed."""
+    """Return the name of a training by its folder: seed or score model with stage, split and point, grid point, or trial."""
     folder = os.fspath(output_dir).replace(os.sep, "/").rstrip("/")
     if point := _POINT.search(folder):
         return f"Split {point[1]}, {point[2]}"
     if point := _GRID_POINT.search(folder):
         return f"{point[1]}, seed {point[2]}"
+    if trial := _TRIAL.search(folder):
+        return f"Trial {trial[1]}"
     match = _STAGE.search(folder)
     if match is None:
         return "Training"

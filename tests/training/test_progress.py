@@ -17,6 +17,7 @@ from support.training_runs import trainer
         ("runs/a/seed-12/stage1/", "Seed 12, stage 1"),
         ("runs/a/seed-0", "Seed 0"),
         ("cache/score_model-0123456789abcdef/seed-0/stage1", "Score model, stage 1"),
+        ("runs/a/trials/trial-4", "Trial 4"),
         ("runs/a", "Training"),
         ("runs/seed-3/other", "Training"),
         ("runs/a/points/learning_rate=2e-05,max_steps=3/seed-1", "learning_rate=2e-05,max_steps=3, seed 1"),
