@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, PreTrainedModel
 
 from hf_tlm.errors import ModelError
+from hf_tlm.models import coco_lm
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.onnx_session import OnnxModel
@@ -61,9 +62,10 @@ def price(folder: Path) -> dict[str, Any]:
     loaded or run this way, for whatever reason, raises no error: its times are missing.
 
     Returns:
-        megabytes (see `megabytes`), and for a model of a class of transformers whose inputs are texts or pairs: parameters,
-        milliseconds and texts_per_second, the last two {"32": ..., "128": ...} by the length in tokens. Lengths beyond the
-        model's limit are left out, and models of more than 10^9 parameters have no times. An adapter has only megabytes.
+        megabytes (see `megabytes`), and for a model of a class of transformers, or COCO-LM, whose inputs are texts or pairs:
+        parameters, milliseconds and texts_per_second, the last two {"32": ..., "128": ...} by the length in tokens. Lengths
+        beyond the model's limit are left out, and models of more than 10^9 parameters have no times. An adapter has only
+        megabytes.
     """
     costs: dict[str, Any] = {"megabytes": megabytes(folder)}
     threads = torch.get_num_threads()
@@ -83,7 +85,7 @@ def _measure_model(folder: Path) -> dict[str, Any]:
         return {}
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     (architecture, *_) = config.architectures or [""]
-    cls = getattr(transformers, architecture, None)
+    cls = getattr(transformers, architecture, None) or getattr(coco_lm, architecture, None)
     if cls is None or architecture.endswith("ForMultipleChoice"):
         return {}
     with torch.device("meta"):

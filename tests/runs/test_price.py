@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForMultipleChoice, BertForSequenceClassification
 
 from hf_tlm.models import ModelError
+from hf_tlm.models.coco_lm import CocoLmConfig, CocoLmForSequenceClassification
 from hf_tlm.runs import price as module
 from hf_tlm.runs.price import megabytes, price, price_line
 
@@ -52,6 +53,14 @@ def test_supported_lengths_are_timed_without_side_effects(folder, monkeypatch):
 def test_single_texts_and_batches_are_timed(folder):
     found = price(folder)
     assert found["milliseconds"]["32"] > 0 and found["texts_per_second"]["32"] > 1000 / found["milliseconds"]["32"] / 4
+
+
+def test_coco_lm_is_timed(folder):
+    config = CocoLmConfig(**SIZES, max_position_embeddings=64)
+    CocoLmForSequenceClassification(config).save_pretrained(folder)
+    found = price(folder)
+    assert found["parameters"] == CocoLmForSequenceClassification(config).num_parameters()
+    assert found["milliseconds"]["32"] > 0
 
 
 def test_unsupported_models_are_not_timed(folder, tmp_path, monkeypatch):
