@@ -214,8 +214,8 @@ def _check_options(parser: argparse.ArgumentParser, args: Sequence[str]) -> None
     """Report an unknown option before argparse does, which would instead report the required option as missing."""
     known = [option for action in parser._actions for option in action.option_strings]
     if args and not args[0].startswith("-"):
-        given = {word.partition("=")[0] for word in args}
-        missing = [one.option_strings[0] for one in parser._actions if one.required and not given & {*one.option_strings}]
+        words = {word.partition("=")[0] for word in args}
+        missing = [one.option_strings[0] for one in parser._actions if one.required and not words & {*one.option_strings}]
         advice = f"write {missing[0]} {args[0]}" if missing else "write the name of its option before it"
         parser.error(f"unknown argument {args[0]}; {advice}")
     for option in (word.partition("=")[0] for word in args):

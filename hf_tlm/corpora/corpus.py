@@ -19,6 +19,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.arrow_files import cache_folder, find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.shown import counted
 from hf_tlm.utils.texts import split_passages
 
 FEATURES = Features({name: Value("string") for name in ("id", "text", "source")})
@@ -162,6 +163,11 @@ class Corpus:
     cut: bool = False
     skipped: int = field(default=0, init=False)
     bad_files: dict[str, str] = field(default_factory=dict, init=False)
+
+    def __repr__(self) -> str:
+        files = [] if None in (sizes := [part.size for part in self.parts]) else [counted(len(sizes), "file")]
+        words = [] if self.max_words is None else [f"passages of at most {self.max_words} words"]
+        return f"Corpus({', '.join([repr(self.name), *files, *words])})"
 
     def __post_init__(self) -> None:
         if self.documents is not None:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset, load_dataset
@@ -32,7 +33,7 @@ from hf_tlm.corpora.tables import (
 )
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, may_be_repo
-from hf_tlm.utils.arrow_files import without_format
+from hf_tlm.utils.arrow_files import frame_to_dataset, without_format
 from hf_tlm.utils.options import range_problem
 from hf_tlm.utils.run_files import MANIFEST_FILE, SETTINGS_FILE
 from hf_tlm.utils.shown import counted, describe_received, named_columns, suggested_path
@@ -58,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_corpus(
-    corpus: str | os.PathLike | Sequence[str | os.PathLike] | Dataset,
+    corpus: str | os.PathLike | Sequence[str | os.PathLike] | Dataset | pd.DataFrame,
     *,
     text_column: str = "text",
     id_column: str | None = None,
@@ -76,9 +77,9 @@ def load_corpus(
     Args:
         corpus: files (a path, a directory, or a glob such as `data/*.parquet`; several as a list, or as one string with
             commas) in parquet, jsonl, json, csv, txt or md, also compressed as .gz or .zst; a Hub dataset id, with
-            `@revision` if wanted; or a `datasets.Dataset`. In a directory, .md files are read only if it has no other
-            readable files, since a README beside data is not data. Hidden directories below a directory or glob, and those
-            that this package wrote (subsets, indexes, runs, models), are left out.
+            `@revision` if wanted; a `datasets.Dataset`; or a pandas `DataFrame`. In a directory, .md files are read only if
+            it has no other readable files, since a README beside data is not data. Hidden directories below a directory or
+            glob, and those that this package wrote (subsets, indexes, runs, models), are left out.
         text_column: column of the texts. For this and the other columns, a dotted name such as `page.text` is a field of an
             object.
         id_column: column of unique ids. None: ids are `<file>:<row>`, with files relative to their common directory.
@@ -99,6 +100,7 @@ def load_corpus(
     if sample_by not in SAMPLE_BY:
         raise CorpusError(f"sample_by: expected one of {', '.join(SAMPLE_BY)}; received {sample_by!r}.")
     columns = (text_column, id_column, source_column)
+    corpus = frame_to_dataset(corpus, CorpusError)
     if isinstance(corpus, Dataset):
         _check_text_files(sample_by, [], "a Dataset")
         return _create_from_rows(without_format(corpus), columns, max_words)
@@ -141,7 +143,7 @@ def _split_patterns(corpus: Any) -> tuple[str, list[str]]:
     paths = [corpus] if isinstance(corpus, os.PathLike) else corpus
     if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
         hint = describe_received(corpus, "load_corpus", splits='dataset["train"]')
-        raise CorpusError(f"corpus: expected files, a Hub id or a datasets.Dataset; {hint}")
+        raise CorpusError(f"corpus: expected files, a Hub id, a datasets.Dataset or a pandas.DataFrame; {hint}")
     patterns = [*map(os.fspath, paths)]
     return ",".join(patterns), patterns
 

@@ -75,7 +75,8 @@ def run_shared(
         LockError: a lock cannot be created.
     """
     rank, processes = rank_and_size()
-    queue, failures = _PointQueue(points, folder, done, after, name), {}
+    queue = _PointQueue(points, folder, done, after, name)
+    failures: dict[Path, HfTlmError] = {}
     awaited: set[int] = set()
     while True:
         point_index, lock, busy = queue.take() if rank == 0 else (None, None, set())

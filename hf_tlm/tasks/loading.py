@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from datasets import Dataset
 
 from hf_tlm.corpora.tables import strip_compression
@@ -28,6 +29,7 @@ from hf_tlm.tasks.rows import (
 )
 from hf_tlm.tasks.sampling import DEFAULT_SHARE, content_hash, hold_out, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, TASKS, Task, TaskError, TaskSpec, registered_task
+from hf_tlm.utils.arrow_files import frame_to_dataset
 from hf_tlm.utils.options import check_given, check_numbers
 from hf_tlm.utils.shown import dataset_of, kind_of, suggested_path, suggestion
 
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_task(
-    task: str | os.PathLike | Dataset | Mapping[str, Dataset],
+    task: str | os.PathLike | Dataset | pd.DataFrame | Mapping[str, Dataset | pd.DataFrame],
     *,
     name: str | None = None,
     kind: str | None = None,
@@ -58,12 +60,13 @@ def load_task(
 
     Args:
         task: a table without splits, of which validation and test texts are held out (`validation_share`, `test_share`): a
-            file (csv, tsv, jsonl, json, these also with .gz or .zst; xlsx, parquet), a folder with one such file, or a
-            `Dataset`. Or a source with splits: a name in `hf_tlm.tasks.TASKS` or the name of its release (sciie); a Hub
-            dataset id, with `@revision` if wanted; a folder with one file each for `train`, `validation` (or `valid`,
-            `dev`) and optionally `test`, as such a table, as SQuAD's json, or in columns of words and tags (.conll,
-            .conllu, .iob, .iob2, .pos, .txt); or a `DatasetDict` with these splits. A folder or file that is named like a
-            registered task (cola, glue_cola) uses that task's kind, metrics and columns.
+            file (csv, tsv, jsonl, json, these also with .gz or .zst; xlsx, parquet), a folder with one such file, a
+            `Dataset` or a pandas `DataFrame`. Or a source with splits: a name in `hf_tlm.tasks.TASKS` or the name of its
+            release (sciie); a Hub dataset id, with `@revision` if wanted; a folder with one file each for `train`,
+            `validation` (or `valid`, `dev`) and optionally `test`, as such a table, as SQuAD's json, or in columns of words
+            and tags (.conll, .conllu, .iob, .iob2, .pos, .txt); or a mapping with these splits, such as a `DatasetDict`. A
+            folder or file that is named like a registered task (cola, glue_cola) uses that task's kind, metrics and
+            columns.
         name: name of the task. Default: that of its file, folder or dataset.
         kind: one of `hf_tlm.tasks.KINDS`. By default that of the registered task, or else inferred from the columns: `text`
             is classification; otherwise context, question and options are multiple choice; context, question and answers
@@ -100,6 +103,9 @@ def load_task(
         spec = _replace_given(spec, name=name, config_name=config_name, revision=revision, label_column=label_column)
         splits = read_splits(spec, columns or spec.columns, separator)
     else:
+        if isinstance(task, Mapping):
+            task = {split: frame_to_dataset(rows, TaskError) for split, rows in task.items()}
+        task = frame_to_dataset(task, TaskError)
         spec, registered = TaskSpec(name=name or _dataset_name(task), path="memory"), False
         splits = _without_formats(spec, task)
         splits = splits if isinstance(task, Dataset) else named_splits(spec, splits)
@@ -174,8 +180,8 @@ def _without_formats(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> d
         value = data if columns or not isinstance(splits, Mapping) else not_datasets[0]
         hint = f" Create a dataset with {dataset_of(value)}." if isinstance(value, Iterable) else ""
         raise TaskError(
-            "task: expected a name, a path, a datasets.Dataset, or a mapping of splits to datasets; received "
-            f"{kind_of(value)}.{hint}"
+            "task: expected a name, a path, a datasets.Dataset, a pandas.DataFrame, or a mapping of splits to these; "
+            f"received {kind_of(value)}.{hint}"
         )
     if lazy := [name for name, rows in splits.items() if rows.format["type"] == "custom"]:
         raise TaskError(

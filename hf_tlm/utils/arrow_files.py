@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 from datasets import Dataset, config
 
@@ -37,6 +38,21 @@ def cache_folder(chosen: str | os.PathLike | None = None) -> Path:
 def without_format(rows: Dataset) -> Dataset:
     """Return rows that give Python values, without the effect of `set_format`; a transform, which computes texts, stays."""
     return rows if rows.format["type"] == "custom" else rows.with_format(None)
+
+
+def frame_to_dataset(data: Any, refusal: type[HfTlmError]) -> Any:
+    """Return a `pandas.DataFrame` as a `Dataset`, without its index; any other value is returned unchanged.
+
+    Raises:
+        HfTlmError: of the class `refusal`: a column has values of several types, or its name is repeated.
+    """
+    if not isinstance(data, pd.DataFrame):
+        return data
+    try:
+        return Dataset.from_pandas(data, preserve_index=False)
+    except (ValueError, TypeError) as error:  # Those of Arrow are subclasses.
+        reason = " ".join(map(str, error.args)).rstrip(".")
+        raise refusal(f"The DataFrame is no table: {reason:.300}. Give every column its own name and one type.") from error
 
 
 def seal_rows(file: Path, rows: int) -> None:

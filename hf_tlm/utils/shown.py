@@ -44,14 +44,14 @@ def describe_received(value: Any, maker: str, *, data: bool = True, splits: str 
 
     Args:
         maker: the name of the function to call, which accepts a name or a path, such as `load_task`.
-        data: whether the function accepts a `datasets.Dataset` too.
+        data: whether the function accepts a `datasets.Dataset` and a `pandas.DataFrame` too.
         splits: what to pass to the function for a `DatasetDict`.
     """
     kind = kind_of(value)
     if isinstance(value, (str, os.PathLike)):
         name = json.dumps(os.fspath(value), ensure_ascii=False)
         return f"received {kind if isinstance(value, os.PathLike) else name}. Give {maker}({name})."
-    arguments = {"Dataset": "dataset", "DatasetDict": splits}
+    arguments = {"Dataset": "dataset", "DataFrame": "frame", "DatasetDict": splits}
     argument = arguments.get(type(value).__name__) or ("..." if value is None else dataset_of(value))
     return f"received {kind}. Give {maker}({argument if data else '...'})."
 

@@ -160,7 +160,7 @@ def test_known_functions_are_among_the_tested():
     ("data", "words"),
     [
         (Path("a/b.csv"), 'received a PosixPath. Give {}("a/b.csv").'),
-        (pd.DataFrame(ROWS), "received a DataFrame. Give {}(Dataset.from_pandas(frame))."),
+        (pd.DataFrame(ROWS), "received a DataFrame. Give {}(frame)."),
         (ROWS[0], "received a dict. Give {}(Dataset.from_dict(columns))."),
         (iter(ROWS), "received a list_iterator. Give {}(Dataset.from_list(list(rows)))."),
         (ROWS, "received a list. Give {}(Dataset.from_list(rows))."),
@@ -173,11 +173,11 @@ def test_data_in_place_of_a_task_or_corpus_are_refused(data, words):
     with pytest.raises(TaskError) as raised:
         majority_class(data)
     assert str(raised.value) == f"task: expected a Task; {words.format('load_task')}"
-    if not isinstance(data, Path):
+    if not isinstance(data, (Path, pd.DataFrame)):
         words = words.replace("(dataset)", '(dataset["train"])').format("load_corpus")
         with pytest.raises(CorpusError) as raised:
             load_corpus(data)
-        assert str(raised.value) == f"corpus: expected files, a Hub id or a datasets.Dataset; {words}"
+        assert str(raised.value) == f"corpus: expected files, a Hub id, a datasets.Dataset or a pandas.DataFrame; {words}"
 
 
 def test_corpus_is_loaded_from_paths(tmp_path):

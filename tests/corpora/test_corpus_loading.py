@@ -4,6 +4,7 @@ import os
 import re
 
 import fsspec
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -310,6 +311,17 @@ def test_hub_options_are_refused_for_files(folder, option):
 def test_two_different_revisions_are_refused():
     with pytest.raises(CorpusError, match="owner/name@v1 names the revision v1, but the option names v2"):
         load_corpus("owner/name@v1", revision="v2")
+
+
+def test_frame_equals_its_dataset():
+    frame = pd.DataFrame(ROWS)
+    given, same = (load_corpus(rows) for rows in (frame[frame.index >= 0], Dataset.from_pandas(frame)))
+    assert given.fingerprint == same.fingerprint and list(given) == list(same)
+
+
+def test_corpus_is_shown_on_one_line(folder):
+    corpus = load_corpus(folder, max_words=9)
+    assert repr(corpus) == f"Corpus('{corpus.name}', 3 files, passages of at most 9 words)"
 
 
 @pytest.mark.parametrize("max_words", [0.5, -3])

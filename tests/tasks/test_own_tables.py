@@ -508,10 +508,21 @@ def test_bad_row_is_named_by_its_number_in_the_table():
         load_task(splits, **SHARES, validation_share=0.2)
 
 
-def test_frames_and_lists_are_refused_with_the_way_to_a_dataset():
+def test_frame_is_a_table():
     frame = pd.DataFrame(tickets(60))
-    with pytest.raises(TaskError, match=r"received a DataFrame. Create a dataset with Dataset.from_pandas\(frame\)\.$"):
-        load_task(frame, **SHARES)
+    dataset = Dataset.from_list(tickets(60))
+    assert load_task(frame, **SHARES).fingerprint == load_task(dataset, **SHARES).fingerprint
+    parts = {"train": frame[frame.index % 2 == 0], "validation": frame[frame.index % 2 == 1]}
+    halves = {"train": dataset.select(range(0, 60, 2)), "validation": dataset.select(range(1, 60, 2))}
+    assert load_task(parts, **SHARES).fingerprint == load_task(halves, **SHARES).fingerprint
+    with pytest.raises(
+        TaskError, match="The DataFrame is no table: .*column mixed.* Give every column its own name and one"
+    ):
+        load_task(frame.assign(mixed=[1, "a"] * 30), **SHARES)
+
+
+def test_lists_are_refused_with_the_way_to_a_dataset():
+    frame = pd.DataFrame(tickets(60))
     with pytest.raises(TaskError, match=r"received a list. Create a dataset with Dataset.from_list\(rows\)\.$"):
         load_task(tickets(60), **SHARES)
     with pytest.raises(TaskError, match=r"received a dict. Create a dataset with Dataset.from_dict\(columns\)\.$"):
