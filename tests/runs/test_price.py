@@ -50,9 +50,12 @@ def test_supported_lengths_are_timed_without_side_effects(folder, monkeypatch):
     assert measured["parameters"] == AutoModelForSequenceClassification.from_pretrained(folder).num_parameters()
 
 
-def test_single_texts_and_batches_are_timed(folder):
+def test_times_are_of_one_text_and_of_a_batch(folder, monkeypatch):
+    seconds = {1: 0.0012, module.BATCH: 0.016}
+    monkeypatch.setattr(module, "_create_pass", lambda model, batch, length: batch)
+    monkeypatch.setattr(module, "_measure_seconds", seconds.get)
     found = price(folder)
-    assert found["milliseconds"]["32"] > 0 and found["texts_per_second"]["32"] > 1000 / found["milliseconds"]["32"] / 4
+    assert (found["milliseconds"], found["texts_per_second"]) == ({"32": 1.2}, {"32": 2000.0})
 
 
 def test_coco_lm_is_timed(folder):

@@ -85,7 +85,7 @@ def wait_for(path):
 
 @pytest.mark.slow
 def test_two_processes_run_each_point_once(tmp_path):
-    processes = [start(tmp_path, NAMES, pause=0.1, processes=2) for _ in range(2)]
+    processes = [start(tmp_path, NAMES, pause=0.3, processes=2) for _ in range(2)]
     assert [warm.ended([process], 60) for process in processes] == [0, 0]
     lines = [(tmp_path / name / "done").read_text().splitlines() for name in NAMES]
     assert all(len(line) == 1 for line in lines), "a point was run twice"
