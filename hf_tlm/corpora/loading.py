@@ -119,14 +119,16 @@ def load_corpus(
             )
         _check_text_files(sample_by, files, name)
         return _create_from_files(files, ",".join(map(_short_name, patterns)), columns, max_words, sample_by, skip_bad_files)
+    types = f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}"
+    if len(patterns) == 1 and os.path.isdir(os.path.expanduser(name)):
+        raise CorpusError(f"No corpus {name!r:.200}: no file matches in this folder. File types: {types}.")
     path = name.partition("@")[0]
     if len(patterns) != 1 or not may_be_repo(path) or glob.has_magic(path) or builder_of(Path(path)):
         is_list = not isinstance(corpus, str) and len(patterns) > 1
         hint = " If the list contains texts, use load_corpus(Dataset.from_dict({'text': texts}))." if is_list else ""
         hint = suggested_path(name) if len(patterns) == 1 else hint
         raise CorpusError(
-            f"No corpus {name!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: "
-            f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}.{hint}"
+            f"No corpus {name!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: {types}.{hint}"
         )
     _check_text_files(sample_by, [], name)
     return _create_from_hub(name, revision, config_name, split, streaming, columns, max_words)
@@ -292,6 +294,11 @@ def _match_pattern(pattern: str) -> tuple[Path, set[Path]]:
     """Return the directory in which a path, directory or glob is searched, and the paths that it matches."""
     root = Path(os.path.abspath(pattern))
     if os.path.isdir(pattern):
+        if not root.name.startswith(".") and _is_output(root):
+            raise CorpusError(
+                f"{pattern} is a folder that hf_tlm wrote (a subset, an index, a run or a model), not a corpus. Pass a "
+                f"subset as --subset; to read its texts as a corpus, name their files, such as {pattern}/data/*.parquet."
+            )
         return root, _list_readable(root)
     names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
     matches = {Path(os.path.abspath(name)) for name in names}

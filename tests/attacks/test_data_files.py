@@ -265,6 +265,14 @@ def test_outputs_of_commands_are_read_if_named(written):
         load_corpus(f"{written}/out/**/*.parquet")
 
 
+@pytest.mark.parametrize("folder", ["out/subset", "out/index", "run", "model"])
+def test_output_of_a_command_is_no_corpus(written, folder):
+    """Its records would be read as texts."""
+    with pytest.raises(CorpusError, match=f"{folder} is a folder that hf_tlm wrote .* Pass a subset as --subset"):
+        load_corpus(str(written / folder))
+    assert read_corpus(written / ".being written") == ["half a text"]
+
+
 @pytest.mark.parametrize("content", ["[]", "{}", '{"format": 3}', "{", "[" * 100_000], ids=range(5))
 def test_folder_with_a_foreign_manifest_is_read(tmp_path, content):
     (tmp_path / "below").mkdir()

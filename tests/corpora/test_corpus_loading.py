@@ -287,6 +287,12 @@ def test_error_on_missing_files_lists_the_known_types(tmp_path, monkeypatch):
     for pattern in ("nothing", "./no/such", "*.parquet", str(tmp_path), "no/such.parquet"):
         with pytest.raises(CorpusError, match="no file matches.*parquet.*txt"):
             load_corpus(pattern)
+    (tmp_path / "corpus" / "table").mkdir(parents=True)  # Could be a Hub id too, but is a folder.
+    (tmp_path / "corpus" / "table" / "a.xlsx").touch()
+    for folder in ("corpus/table", "corpus", "."):
+        with pytest.raises(CorpusError, match="no file matches in this folder.*parquet.*txt") as error:
+            load_corpus(folder)
+        assert "Hub" not in str(error.value) and "Did you mean" not in str(error.value)
     (tmp_path / "a.bin").touch()
     with pytest.raises(CorpusError, match="a.bin: unknown file type. Known: .parquet"):
         load_corpus("a.bin")
