@@ -235,7 +235,8 @@ class FinetuneTrainer(SampledTrainer):
             self.watch.add(loss, terms)
             self._loss_averages.add(in_pairs(terms, lambda name, value: (value, 1.0)))
             return (loss, outputs) if return_outputs else loss
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        # A copy, because label smoothing takes the labels out.
+        loss, outputs = super().compute_loss(model, {**inputs}, return_outputs=True)
         if model.training and self.loss_terms is not None:
             terms = self.loss_terms(inputs)
             # The mean over no terms is NaN; such a batch contributes 0.

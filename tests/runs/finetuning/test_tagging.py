@@ -171,6 +171,39 @@ def test_crf_predicts_the_best_sequence(tokenizers):
     assert 0 < min(predictions[1]["probabilities"]) < max(predictions[1]["probabilities"]) <= 1
 
 
+def one_step(folder, task, tokenizer, size, **changes):
+    """Train a tiny model for one step on six sentences, in micro-batches; return it and the logged loss."""
+    args = FinetuneArguments(
+        **{"output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_length": 48},
+        **{"select_by": "last", "eval_strategy": "no", "save_strategy": "no", "max_steps": 1, "logging_steps": 1},
+        **{"total_batch_size": 6, "per_device_train_batch_size": size, "max_grad_norm": 0.0, "optim": "sgd"},
+        **{"learning_rate": 0.1, "warmup_steps": 0, "lr_scheduler_type": "constant", "weight_decay": 0.0, **changes},
+    )
+    set_seed(0)
+    model = tagging.wrap(tiny_model("bert", tagging.AUTO_CLASS, num_labels=3, **NO_DROPOUT), args)
+    trainer = FinetuneTrainer(
+        model,
+        args.for_seed(folder, 0, task.metric, ["labels"]),
+        train_dataset=tagging.encode(task.train, tokenizer, args),
+        data_collator=partial(tagging.collate, tokenizer),
+        processing_class=tokenizer,
+        loss_terms=partial(tagging.loss_terms, args=args),
+    )
+    trainer.train()
+    return model, trainer.state.log_history[0]["loss"]
+
+
+@pytest.mark.parametrize("size", [6, 2])
+def test_label_smoothing_is_that_of_torch(tokenizers, tmp_path, size):
+    task, tokenizer = task_of("tagging", ROWS, TAGS), tokenizers["bert"]
+    start, _ = one_step(tmp_path, task, tokenizer, size, learning_rate=0.0)
+    _, loss = one_step(tmp_path, task, tokenizer, size, label_smoothing_factor=0.2)
+    batch = tagging.collate(tokenizer, list(tagging.encode(task.train, tokenizer, arguments())))
+    logits = start.eval()(**batch).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.2)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("crf", [False, True])
 def test_update_does_not_depend_on_the_micro_batch_size(tokenizers, tmp_path, crf):
@@ -180,26 +213,8 @@ def test_update_does_not_depend_on_the_micro_batch_size(tokenizers, tmp_path, cr
     rows = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(2) for row in ROWS]
     task, tokenizer, moved = task_of("tagging", rows, TAGS), tokenizers["bert"], []
     for size in (6, 2, 1) if crf else (6, 3, 2):
-        args = FinetuneArguments(
-            **{"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_length": 48},
-            **{"select_by": "last", "eval_strategy": "no", "save_strategy": "no", "max_steps": 1, "crf": crf},
-            **{"total_batch_size": 6, "per_device_train_batch_size": size, "max_grad_norm": 0.0, "optim": "sgd"},
-            **{"learning_rate": 0.1, "warmup_steps": 0, "lr_scheduler_type": "constant", "weight_decay": 0.0},
-        )
-        set_seed(0)
-        model = tiny_model("bert", tagging.AUTO_CLASS, num_labels=3, **NO_DROPOUT)
-        model = tagging.wrap(model, args)
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        trainer = FinetuneTrainer(
-            model,
-            args.for_seed(tmp_path, 0, task.metric, ["labels"]),
-            train_dataset=tagging.encode(task.train, tokenizer, args),
-            data_collator=partial(tagging.collate, tokenizer),
-            processing_class=tokenizer,
-            loss_terms=partial(tagging.loss_terms, args=args),
-        )
-        trainer.train()
-        moved.append([after.detach() - start for after, start in zip(model.parameters(), before, strict=True)])
+        start, after = (one_step(tmp_path, task, tokenizer, size, crf=crf, learning_rate=rate)[0] for rate in (0.0, 0.1))
+        moved.append([new.detach() - old.detach() for new, old in zip(after.parameters(), start.parameters(), strict=True)])
     assert any(change.abs().max() > 1e-4 for change in moved[0])
     for other in moved[1:]:
         for change, expected in zip(other, moved[0], strict=True):
