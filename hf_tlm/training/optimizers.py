@@ -302,7 +302,8 @@ class AveragedWeights(TrainerCallback):
         get_ema_multi_avg_fn(decay)([*self._averages.values()], [*self._weights().values()], state.global_step)
 
     def on_train_end(self, args, state, control, **kwargs):
-        if not args.load_best_model_at_end:  # The best model already consists of averages.
+        # The best model, if there is one, already consists of averages.
+        if not args.load_best_model_at_end or state.best_model_checkpoint is None:
             self._exchange()
         self._averages = {}
 

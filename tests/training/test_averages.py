@@ -74,6 +74,14 @@ def test_averages_are_saved_and_evaluated(tmp_path, tokenizer):
     assert trainer.evaluate()["eval_macro_f1"] == trainer.state.best_metric
 
 
+def test_run_without_an_evaluation_ends_with_the_averages(tmp_path, tokenizer):
+    trainer = stage_2(tmp_path, tokenizer, eval_delay=100)
+    trainer.train()
+    assert trainer.state.best_model_checkpoint is None
+    last = load_file(tmp_path / "checkpoint-8/model.safetensors")
+    assert all(torch.equal(weight, last[name]) for name, weight in weights(trainer.model).items())
+
+
 def test_averaging_does_not_change_training(tmp_path, tokenizer):
     with_average, without = Recorded(), Recorded()
     stage_2(tmp_path / "a", tokenizer, [with_average]).train()
