@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import shutil
 from abc import abstractmethod
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import SaveStrategy
 
 from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.streaming import StreamedBlocks
@@ -189,6 +191,13 @@ class ResumableTrainer(Trainer):
                 logs["train_loss"] = (self._previous_loss_sum + mean_loss * (steps - initial_step)) / steps
         super().log(logs, start_time)
 
+    def _determine_best_metric(self, *args, **kwargs):
+        # The Trainer would take the score of a step without a checkpoint for that of the model which it loads at the end.
+        step, by_steps = self.state.global_step, self.args.save_strategy == SaveStrategy.STEPS
+        if self.args.load_best_model_at_end and by_steps and step % self.state.save_steps and step < self.state.max_steps:
+            return False
+        return super()._determine_best_metric(*args, **kwargs)
+
     def _run_epoch(self, *args, **kwargs):
         # Otherwise a run killed between its last checkpoint and its end would train one more step when it resumes.
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
@@ -354,8 +363,24 @@ class SampledTrainer(ResumableTrainer):
         rates = {"layerwise_lr_decay": self.args.layerwise_lr_decay, "muon_learning_rate": self.args.muon_learning_rate}
         return grouped_optimizer(args, model, decay_names, default_choice, **rates)
 
+    def _count_steps(self) -> int:
+        """Return the number of optimizer steps of this training."""
+        if self.args.max_steps > 0:
+            return self.args.max_steps
+        return math.ceil(self.args.num_train_epochs * self.batch_sampler.steps_per_epoch)
+
+    def _report_warmup(self, message: str) -> None:
+        """Report a warm-up that the training ends in."""
+        logger.warning(message)
+
     def get_train_dataloader(self) -> DataLoader:
         args = self.args
+        if (steps := self._count_steps()) <= args.warmup_steps:
+            self._report_warmup(
+                f"warmup_steps {args.warmup_steps:,.0f} is not less than the {steps:,} steps of this run: its learning rate "
+                "would never reach its peak. Give a share of them below 1, for instance --warmup_steps 0.06 (in stage 2 of "
+                "TLM: --stage2_warmup_steps 0.06)."
+            )
         loader: DataLoader[Any] = DataLoader(
             # It has the methods that a loader calls, `__getitems__` and `__len__`.
             InterleavedDataset(self.train_dataset, self.corpus_dataset),  # type: ignore[arg-type]

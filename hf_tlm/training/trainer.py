@@ -229,29 +229,20 @@ class TlmTrainer(SampledTrainer):
         if self.args.has_budget:
             # The Trainer reads max_steps after it has created the loader.
             self.args.max_steps = self._budgeted_steps()
-        self._check_warmup()
-        if math.isfinite(self.args.rho1) and 0 < self.args.max_steps <= self.args.rho1:
+        steps = self._count_steps()
+        if math.isfinite(self.args.rho1) and steps <= self.args.rho1:
             logger.warning(
                 "Training ends after step %d, before the first task batch (one after rho1 = %d corpus batches): this stage "
                 "trains on the corpus alone.",
-                self.args.max_steps,
+                steps,
                 self.args.rho1,
             )
         return super().get_train_dataloader()
 
-    def _check_warmup(self) -> None:
-        """Warn if the run ends before the learning rate reaches its peak; with a budget, raise an ArgumentsError instead."""
-        args = self.args
-        if not 1 <= args.max_steps <= args.warmup_steps:
-            return
-        message = (
-            f"warmup_steps {args.warmup_steps:,.0f} is not less than the {args.max_steps:,} steps of this run: its learning "
-            "rate would never reach its peak. Give a share of them below 1, for instance --warmup_steps 0.06 (in stage 2 of "
-            "TLM: --stage2_warmup_steps 0.06)."
-        )
-        if args.has_budget:
+    def _report_warmup(self, message: str) -> None:
+        if self.args.has_budget:
             raise ArgumentsError(message)
-        logger.warning(message)
+        super()._report_warmup(message)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Return the micro-batches of one optimizer step, and the counts that their means divide by.

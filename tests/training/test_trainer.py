@@ -2,12 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from hf_tlm.data.interleave import CORPUS, TASK
 from hf_tlm.training import ArgumentsError, TlmArguments, base_trainer
+from hf_tlm.training.stages import final_scores
 from support.toys import TINY_CONFIGS
 from support.training_runs import QUIET, Gradients, history, trainer, weights
 
@@ -192,6 +194,27 @@ def test_stage_too_short_for_a_task_batch_is_warned_about(tmp_path, data, tokeni
     caplog.clear()
     trainer(tmp_path, data, tokenizer, rho1=3, max_steps=4).get_train_dataloader()
     assert "first task batch" not in caplog.text
+
+
+def test_warmup_and_task_batches_of_a_stage_by_epochs_are_checked(tmp_path, data, tokenizer, caplog):
+    """An epoch is the 60 passages in steps of 32 texts, and the task batches between them."""
+    options = {"max_steps": -1, "num_train_epochs": 1.0}
+    trainer(tmp_path, data, tokenizer, **options, rho1=2, warmup_steps=2).get_train_dataloader()
+    assert not caplog.records
+    trainer(tmp_path, data, tokenizer, **options, rho1=3, warmup_steps=3).get_train_dataloader()
+    assert "ends after step 3, before the first task batch" in caplog.text
+    assert "warmup_steps 3 is not less than the 3 steps of this run" in caplog.text
+
+
+def test_score_of_a_step_without_a_checkpoint_is_not_the_best(tmp_path, data, tokenizer):
+    """Checkpoints are saved at the steps 2, 4 and 5; the best score is that of step 3."""
+    options = {"load_best_model_at_end": True, "metric_for_best_model": "macro_f1", "greater_is_better": True}
+    options |= {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 2}
+    run, scores = trainer(tmp_path, data, tokenizer, rho1=1, max_steps=5, **options), iter([0.1, 0.4, 0.9, 0.5, 0.2])
+    run.compute_metrics = lambda prediction: {"macro_f1": next(scores)}
+    run.train()
+    assert Path(run.state.best_model_checkpoint).name == "checkpoint-4"
+    assert final_scores(run)["eval_macro_f1"] == 0.5
 
 
 def test_objectives_depend_on_the_stage(tmp_path):

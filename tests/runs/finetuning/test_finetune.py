@@ -286,6 +286,11 @@ def test_micro_batch_size_does_not_change_the_run(tokenizer, tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
+def test_warmup_beyond_the_run_is_warned_about(base, tmp_path, caplog):
+    go(tmp_path / "out", base, warmup_steps=6)
+    assert "warmup_steps 6 is not less than the 6 steps of this run" in caplog.text
+
+
 def test_nonfinite_loss_ends_the_run(base, tmp_path):
     shutil.copytree(base, tmp_path / "base")
     weights = load_file(base / "model.safetensors")
