@@ -7,6 +7,7 @@ import datetime
 import logging
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -75,7 +76,7 @@ def check_class_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
 def _check_classes(spec: TaskSpec, observed: Sequence[Any], classes: set[str]) -> None:
     """Raise a TaskError unless the labels are usable as classes: names or integers, at least two, exactly two for f1.
 
-    Names that differ only in spaces are refused too.
+    Names that differ only in spaces, or in how accents are encoded, are refused too.
 
     Args:
         observed: labels of the rows, or names of the `ClassLabel` feature.
@@ -100,9 +101,10 @@ def _check_classes(spec: TaskSpec, observed: Sequence[Any], classes: set[str]) -
         )
     spellings: dict[str, str] = {}
     for name in sorted(classes):
-        if (other := spellings.setdefault(name.strip(), name)) != name:
+        if (other := spellings.setdefault(unicodedata.normalize("NFC", " ".join(name.split())), name)) != name:
+            difference = "spaces" if other.split() == name.split() else "the encoding of accents (one character or two)"
             raise TaskError(
-                f"Task {spec.name}: the classes {other!r} and {name!r} differ only in spaces. Give them the same name."
+                f"Task {spec.name}: the classes {other!r} and {name!r} differ only in {difference}. Give them the same name."
             )
     if len(classes) < 2:
         unlabelled = "" if None not in observed else "; null, blank and -1 count as no label (if -1 is a class, use names)"

@@ -151,6 +151,12 @@ def test_classes_that_differ_in_spaces_or_are_blank_are_refused(tmp_path):
     write("train", "up", "down", "up ")
     with pytest.raises(TaskError, match="the classes 'up' and 'up ' differ only in spaces"):
         load_task(str(tmp_path))
+    write("train", "going up", "down", "going\xa0 up")
+    with pytest.raises(TaskError, match="differ only in spaces"):
+        load_task(str(tmp_path))
+    write("train", "caf\u00e9", "down", "cafe\u0301")
+    with pytest.raises(TaskError, match="differ only in the encoding of accents"):
+        load_task(str(tmp_path))
     write("train", "up", "down", " ")
     with pytest.raises(TaskError, match="no label"):
         load_task(str(tmp_path))
