@@ -320,6 +320,8 @@ def task_from_datasets(
     names = reader.label_names(spec, splits["train"])
     if label_names is not None and sorted(label_names) == sorted(names):
         names = tuple(label_names)
+    elif label_names is not None and all(name.isdecimal() for name in names):
+        names = tuple(sorted(names, key=int))  # Numbers that are strings in the data: as names, 10 is before 2.
     checked, dropped = _select_usable(spec, splits, names, numbers or {}, drop_bad_rows)
     sampled_of = {}
     for split, option, size in (

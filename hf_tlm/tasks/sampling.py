@@ -116,16 +116,15 @@ def hold_out(spec: TaskSpec, rows: Dataset, shares: Mapping[str, float]) -> tupl
 
 
 def _read_contents(spec: TaskSpec, rows: Dataset) -> list[str | None]:
-    """Return the content of every row, with normalised white space, by which rows are compared; None without a text."""
+    """Return the content of every row, with normalised white space, by which rows are compared; None for null or blank."""
     if spec.kind in _CONTENT_ROLES:
         columns = columns_of(spec, "the table", rows, _CONTENT_ROLES[spec.kind])
     else:
         if absent := [column for column in spec.text_columns if column not in rows.column_names]:
             raise missing_columns_error(spec, "the table", absent, rows, texts.ADVICE)
         columns = [rows[column][:] for column in spec.text_columns]
-    return [
-        None if None in cells else "\0".join(" ".join(str(c).split()) for c in cells) for cells in zip(*columns, strict=True)
-    ]
+    columns = [["" if cell is None else " ".join(str(cell).split()) for cell in cells] for cells in columns]
+    return ["\0".join(cells) if all(cells) else None for cells in zip(*columns, strict=True)]
 
 
 def _read_classes(spec: TaskSpec, rows: Dataset) -> list[Hashable]:

@@ -346,6 +346,20 @@ def test_classes_that_are_numbers_are_sorted_by_value():
     assert task.label_names == tuple(names) and task.train[0]["label"] == 0
 
 
+@pytest.mark.parametrize("indexed", [False, True])
+def test_label_names_name_numbers_that_are_strings_in_their_order(indexed):
+    """As names, 10 would be before 2, and so the tenth class would get the second name."""
+    numbers, names = [str(i) for i in range(1, 12)], [f"star {i}" for i in range(1, 12)]
+    rows = Dataset.from_list([{"text": f"text {i}", "label": numbers[i % 11]} for i in range(220)])
+    rows = rows.cast_column("label", ClassLabel(names=sorted(numbers))) if indexed else rows
+    assert load_task(rows).label_names == tuple(sorted(numbers))
+    task = load_task(rows, label_names=names)
+    assert task.label_names == tuple(names)
+    assert all(names[row["label"]] == names[int(row["text"].split()[1]) % 11] for row in task.train)
+    turned = load_task(rows, label_names=numbers[::-1])
+    assert all(turned.label_names[row["label"]] == numbers[int(row["text"].split()[1]) % 11] for row in turned.train)
+
+
 def test_label_names_reorder_the_classes():
     rows = Dataset.from_list(tickets(60))
     names = ("network", "billing", "hardware")
@@ -453,6 +467,14 @@ def test_rows_without_text_or_label_are_found_in_train():
         load_task(Dataset.from_list(rows), **SHARES)
     task = load_task(Dataset.from_list(rows), drop_bad_rows=True, **SHARES)
     assert task.report["train"]["dropped"] == {"no label": 1, "null text": 1}
+
+
+def test_blank_text_is_not_the_text_of_a_class_that_goes_to_train():
+    """Otherwise a class could have no text in train once the blank one is left out."""
+    for seed in range(20):
+        rows = [*tickets(60, seed=seed), {"Body": " ", "queue": "rare"}, {"Body": f"rare {seed}", "queue": "rare"}]
+        task = load_task(Dataset.from_list(rows), drop_bad_rows=True, **SHARES)
+        assert task.report["train"]["classes"]["rare"] == 1
 
 
 def test_task_arguments_are_applied(tmp_path):
