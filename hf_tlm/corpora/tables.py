@@ -7,7 +7,6 @@ import csv
 import glob
 import io
 import itertools
-import json
 import logging
 import os
 import re
@@ -27,14 +26,12 @@ from datasets import Dataset, Features, Value, config, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from fsspec.compression import compr, register_compression
 
+from hf_tlm.corpora.json_rows import check_lines, has_times, read_array, read_objects
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.arrow_files import cached_rows
 from hf_tlm.utils.problems import cache_problem
 
 logger = logging.getLogger(__name__)
-MAX_DEPTH = 1000
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKET = re.compile(rb"[\[{}\]]")
 # Only an empty field is null: by default pandas would also read the words "null", "None" and "NA" as null.
 OPTIONS: dict[str, dict[str, Any]] = {
     "csv": {"keep_default_na": False, "na_values": [""]},
@@ -125,33 +122,6 @@ def _detect_wide_encoding(head: bytes) -> str | None:
     return None
 
 
-def check_lines(path: Path) -> None:
-    """Raise a ValueError for a line of JSON that Arrow cannot read: not UTF-8, a null row, or a value nested too deeply."""
-    pending: list[bytes] = []
-    brackets = 0
-    with open_decompressed(path) as file:
-        for line_number, line in enumerate(file, 1):
-            if not line.isascii():
-                line.decode("utf-8-sig")  # Arrow does not check it: the texts would fail where they are used.
-            if line[:1] != b"{" and re.match(rb"(\xef\xbb\xbf)?\s*null(?!\w)", line) and not pending:
-                raise ValueError(f"line {line_number} is null; rows are JSON objects.")
-            pending.append(line)
-            brackets += line.count(b"{") + line.count(b"[")
-            if brackets > MAX_DEPTH and _nesting_depth(b"".join(pending)) > MAX_DEPTH:
-                raise ValueError(f"line {line_number} is nested more than {MAX_DEPTH:,} levels deep.")
-            if line.rstrip().endswith(b"}"):
-                pending, brackets = [], 0
-
-
-def _nesting_depth(text: bytes) -> int:
-    """Return the maximum nesting depth of brackets outside strings."""
-    deepest = depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
-
-
 def _open_zstd(file: BinaryIO, mode: str = "rb", **options: Any) -> BinaryIO:
     """Open a zstd stream that reads all frames and raises an OSError if it is truncated, as other compressions do.
 
@@ -208,22 +178,31 @@ def _declared_separator(path: Path) -> str | None:
 def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
     """Read all rows of a CSV, JSON or text file.
 
-    Fields of CSV files are strings as written, None if empty. The readers raise errors of many types, which `read_errors_as`
-    converts to ours.
+    Fields of CSV files, and dates in JSON, are strings as written; an empty field is None. The readers raise errors of many
+    types, which `read_errors_as` converts to ours.
     """
     if builder == "json" and (array := _read_json_array(path)) is not None:
-        return Dataset.from_list(array, on_mixed_types="use_json")
+        return columns_to_dataset(rows_to_columns(array))
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train"}
     with _check_and_explain(path, builder, separator):
         try:
-            return cached_rows(partial(load_dataset, builder, **source, **_builder_options(path, builder, separator)))
+            rows = cached_rows(partial(load_dataset, builder, **source, **_builder_options(path, builder, separator)))
         except DatasetGenerationError:
             # The reader infers the columns of JSON and their types from the first block, and fails at later rows with other
             # ones. Read as a single block, all rows are considered.
             if builder != "json" or (size := _decompressed_size(path)) <= _BLOCK_BYTES:
                 raise
             options = _builder_options(path, builder, separator) | {"chunksize": size}
-            return cached_rows(partial(load_dataset, builder, **source, **options))
+            rows = cached_rows(partial(load_dataset, builder, **source, **options))
+        if builder == "json" and has_times(rows.features):
+            with open_decompressed(path, "rt") as file:
+                rows = columns_to_dataset(rows_to_columns(list(read_objects(file))))
+    return rows
+
+
+def _read_json_array(path: Path) -> list[dict[str, Any]] | None:
+    with open_decompressed(path) as file:
+        return read_array(file)
 
 
 def _decompressed_size(path: Path) -> int:
@@ -241,13 +220,17 @@ def row_batches(
         sample_by: unit of a text file that is a row.
     """
     if builder == "json" and (array := _read_json_array(path)) is not None:
-        yield from (rows_to_columns(array[start : start + size]) for start in range(0, len(array), size))
+        columns = rows_to_columns(array)
+        for start in range(0, len(array), size):
+            yield {name: cells[start : start + size] for name, cells in columns.items()}
         return
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
     num_read = 0
     with _check_and_explain(path, builder, separator):
         try:
-            for batch in load_dataset(builder, **source, **_builder_options(path, builder, separator, sample_by)).iter(size):
+            rows = load_dataset(builder, **source, **_builder_options(path, builder, separator, sample_by))
+            dated = builder == "json" and has_times(rows.features)
+            for batch in _object_batches(path, size, rows.column_names) if dated else rows.iter(size):
                 yield batch
                 num_read += len(next(iter(batch.values())))
             return
@@ -262,7 +245,7 @@ def _builder_options(path: Path, builder: str, separator: str, sample_by: str = 
     """Return the options of the `datasets` builder for a file."""
     options: dict[str, Any] = {"sample_by": sample_by} if builder == "text" and sample_by != "line" else {}
     if builder == "json":
-        options = {"chunksize": _BLOCK_BYTES}
+        options = {"chunksize": _BLOCK_BYTES, "parse_agent_traces": False}  # These are any tables with certain columns.
     if builder == "csv":
         options = {"sep": separator, "skiprows": 1 if _declared_separator(path) else 0}
         with open_decompressed(path) as file:
@@ -272,9 +255,29 @@ def _builder_options(path: Path, builder: str, separator: str, sample_by: str = 
     return {**OPTIONS.get(builder, {}), **options}
 
 
-def rows_to_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Convert rows with the same keys to columns."""
-    return {name: [row[name] for row in rows] for name in rows[0]}
+def _object_batches(path: Path, size: int, names: Iterable[str]) -> Iterator[dict[str, list[Any]]]:
+    with open_decompressed(path, "rt") as file:
+        objects = read_objects(file)
+        while rows := list(itertools.islice(objects, size)):
+            yield rows_to_columns(rows, names)
+
+
+def rows_to_columns(rows: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> dict[str, list[Any]]:
+    """Convert rows to columns, `names` first; a row without one of them has None there."""
+    all_names = dict.fromkeys([*names, *(name for row in rows for name in row)])
+    return {name: [row.get(name) for row in rows] for name in all_names}
+
+
+def columns_to_dataset(columns: dict[str, list[Any]]) -> Dataset:
+    """Return columns as a dataset; integers beyond int64, such as hashes, become strings of their digits."""
+    try:
+        return Dataset.from_dict(columns, on_mixed_types="use_json")
+    except OverflowError:
+        large = {
+            name: [str(cell) if isinstance(cell, int) and not -(2**63) <= cell < 2**63 else cell for cell in cells]
+            for name, cells in columns.items()
+        }
+        return Dataset.from_dict(large, on_mixed_types="use_json")
 
 
 def reading_error(error: Exception) -> str:
@@ -310,24 +313,6 @@ def read_errors_as(error_class: type[HfTlmError], source: object) -> Iterator[No
         raise error_class(f"Cannot read {source}: {reading_error(error)}") from error
 
 
-def _read_json_array(path: Path) -> list[dict[str, Any]] | None:
-    """Read a JSON file that is one array of objects; None if it is not an array (JSON Lines).
-
-    Every object gets the keys of all objects, in the order of their first occurrence. `datasets` is not used, because it
-    would convert all values of a column with texts and other values to JSON.
-    """
-    with open_decompressed(path) as file:
-        head = file.read(1 << 10)
-        if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-            return None
-        rows = json.loads((head + file.read()).decode("utf-8-sig"))
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ValueError(f"item {index} of the array is a {type(row).__name__}; rows are JSON objects.")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [{name: row.get(name) for name in names} for row in rows]
-
-
 def check_columns(names: Iterable[str], builder: str | None) -> None:
     """Raise a ValueError if pandas used the first of too many fields as an index, so that texts are in wrong columns.
 
@@ -346,7 +331,8 @@ def _check_and_explain(path: Path, builder: str, separator: str) -> Iterator[Non
     process of a job warns of repeated column names and misplaced quotes.
     """
     if builder == "json":
-        check_lines(path)
+        with open_decompressed(path) as file:
+            check_lines(file)
     if builder == "csv":
         if problem := _csv_problem(path, separator, rows=1):
             raise ValueError(problem)

@@ -19,6 +19,7 @@ from hf_tlm.corpora.tables import (
     OPTIONS,
     check_columns,
     check_encoding,
+    columns_to_dataset,
     find_separator,
     open_decompressed,
     open_parquet,
@@ -414,7 +415,7 @@ def unlabelled_chunks(
     num_read = 0
     for columns in _stream_source(path, spec, chunk, separator):
         with read_errors_as(TaskError, f"{path} after row {num_read}"):  # Texts may contain invalid Unicode, for instance.
-            rows = add_field_columns(spec, Dataset.from_dict(columns, on_mixed_types="use_json"))
+            rows = add_field_columns(spec, columns_to_dataset(columns))
         if not ROLES[spec.kind]:
             spec = reader.choose_text_columns(spec, rows)
         _check_columns(path, spec, rows)

@@ -1,8 +1,11 @@
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 
+from hf_tlm.corpora import tables
 from hf_tlm.tasks import TaskError, TaskSpec, reading, unlabelled
 from hf_tlm.tasks.reading import unlabelled_chunks
 
@@ -29,6 +32,55 @@ def test_texts_are_read_in_chunks_with_row_numbers_as_ids(tmp_path, suffix):
     chunks = list(unlabelled(path, TEXTS, chunk=2))
     assert [len(chunk) for chunk in chunks] == [2, 2, 1]
     assert [row for chunk in chunks for row in chunk] == [{"id": str(i), "text": f"text {i}"} for i in range(5)]
+
+
+DATES = {"at": "2024-05-01T10:00:00+02:00", "meta": {"days": ["2024-05-01"]}, "closed": "2024-05-02 00:00:00Z"}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("size", [2, 100])
+def test_dates_in_json_lines_stay_as_written(tmp_path, indent, size):
+    """Arrow converts strings that are dates to times in UTC, without their time zone."""
+    records = [{"text": f"text {i}", **DATES} | ({"late": i} if i > 2 else {}) for i in range(5)]
+    (tmp_path / "new.jsonl").write_text("\n".join(json.dumps(record, indent=indent) for record in records))
+    columns = {}
+    for chunk in unlabelled_chunks(str(tmp_path / "new.jsonl"), TEXTS, chunk=size):
+        for name, cells in chunk.source.items():
+            columns[name] = columns.get(name, []) + cells
+    assert columns == {name: [record.get(name) for record in records] for name in records[-1]}
+    table = reading.read_file(tmp_path / "new.jsonl", {})
+    assert table["at"][:] == columns["at"] and table["meta"][:] == columns["meta"]
+
+
+def test_line_that_is_not_json_among_dates_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_BLOCK_BYTES", 1 << 14)
+    (tmp_path / "new.jsonl").write_text(f"{json.dumps({'text': 'one', **DATES})}\n" * 500 + "{oops}\n")
+    with pytest.raises(TaskError, match="Cannot read .*new.jsonl"):
+        rows(str(tmp_path / "new.jsonl"), TEXTS)
+
+
+def test_objects_of_many_kinds_are_no_traces_of_an_agent(tmp_path):
+    """`datasets` takes tables with the columns type and message for such traces, and refuses them."""
+    messages = [{"body": "one"}, {"body": "two", "to": "x"}, {"body": "three", "at": 5}]
+    lines = [json.dumps({"type": "bug", "message": message, "label": "ab"[i % 2]}) for i, message in enumerate(messages)]
+    (tmp_path / "new.jsonl").write_text("\n".join(lines))
+    spec = TaskSpec(name="t", path="memory", text_columns=("message.body",))
+    assert [row["text"] for row in rows(str(tmp_path / "new.jsonl"), spec)] == ["one", "two", "three"]
+    assert reading.read_file(tmp_path / "new.jsonl", {})["message"][:] == messages
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_integers_beyond_int64_are_kept(tmp_path, suffix):
+    records = [{"id": 2**64 - 1 - i, "text": f"text {i}"} for i in range(3)]
+    path = tmp_path / f"new{suffix}"
+    if suffix == ".json":
+        path.write_text(json.dumps(records))
+    else:
+        pq.write_table(pa.Table.from_pylist(records, pa.schema({"id": pa.uint64(), "text": pa.string()})), path)
+    (chunk,) = unlabelled_chunks(str(path), TEXTS)
+    assert chunk.source["id"] == [record["id"] for record in records]
+    assert chunk.rows["id"][:] == [str(record["id"]) for record in records]
+    assert [str(number) for number in reading.read_file(path, {})["id"]] == chunk.rows["id"][:]
 
 
 def test_separator_is_given(tmp_path):
