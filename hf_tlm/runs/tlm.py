@@ -139,7 +139,7 @@ def run_tlm(
     args = setup.args
     if 2 in args.stages:
         stage_args = args.for_stage(2, stage_folder(output_dir, 2), args.run_seeds[0], task.metric)
-        tell_of_long_evaluations(stage_args, task, args.stage2_total_batch_size)
+        tell_of_long_evaluations(stage_args, task, len(setup.data[2].train), args.stage2_total_batch_size)
     if reported:
         details["baselines"] = to_beat(task)
     if setup.initialization is not None:

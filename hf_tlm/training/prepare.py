@@ -98,7 +98,10 @@ def prepare(
     config = source_config(model_args)
     check_stage_2(args, config, model_args)
     with args.main_process_first(desc="measuring the task"):
-        args = with_task_defaults(args, task.train, tokenizer, longest_input(config))
+        num_texts = len(task.train)
+        if teacher is not None:
+            num_texts = teacher.count_texts(num_texts, args.teacher_share, with_passages=args.stage2_teacher_passages)
+        args = with_task_defaults(args, task.train, tokenizer, longest_input(config), num_texts=num_texts)
     lengths = {stage: args.for_stage(stage, args.folder, args.seed, "").max_length for stage in args.stages}
     longest = max(lengths.values())
     tokenizer.model_max_length = lengths[args.stages[-1]]
@@ -208,16 +211,17 @@ def tell_of_no_saving(args: RunArguments) -> None:
         )
 
 
-def tell_of_long_evaluations(args: BaseArguments, task: Task, batch_size: int) -> None:
+def tell_of_long_evaluations(args: BaseArguments, task: Task, num_texts: int, batch_size: int) -> None:
     """Warn if choosing a checkpoint on a large validation split takes longer than the training.
 
     Args:
         args: those of the Trainer.
+        num_texts: texts of an epoch; with a teacher these are not the task's training texts alone.
         batch_size: texts of an optimizer step.
     """
     if args.eval_strategy == "no" or args.process_index != 0:
         return
-    epoch = math.ceil(len(task.train) / batch_size)
+    epoch = math.ceil(num_texts / batch_size)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
     interval = epoch if args.eval_strategy == "epoch" else args.eval_steps or args.logging_steps
     evaluations = max(1, round(steps / (interval if interval >= 1 else interval * steps)))

@@ -63,7 +63,7 @@ LONGEST = 512
 
 
 def with_task_defaults(
-    args: TlmArguments, train: Dataset, tokenizer: PreTrainedTokenizerBase, positions: int | None
+    args: TlmArguments, train: Dataset, tokenizer: PreTrainedTokenizerBase, positions: int | None, *, num_texts: int
 ) -> TlmArguments:
     """Return a copy of `args` with the maximum length and number of steps of stage 2 that depend on the task filled in.
 
@@ -74,6 +74,7 @@ def with_task_defaults(
     Args:
         train: the task's training split, not tokenised.
         positions: number of positions of the model; None for no limit.
+        num_texts: texts of an epoch of stage 2; with a teacher these are not the training split alone.
     """
     args = copy.copy(args)
     if args.stage == "1":
@@ -84,7 +85,7 @@ def with_task_defaults(
         task_length = math.ceil(float(np.quantile(lengths, SHARE_OF_TEXTS)) / MULTIPLE) * MULTIPLE
         args.stage2_max_length = min(task_length, max_length)
     if args.stage2_min_steps:
-        epoch = math.ceil(len(train) / args.stage2_total_batch_size)
+        epoch = math.ceil(num_texts / args.stage2_total_batch_size)
         if args.stage2_num_train_epochs * epoch < args.stage2_min_steps:
             args.stage2_max_steps = args.stage2_min_steps
         args.stage2_min_steps = 0

@@ -76,6 +76,11 @@ class Teacher:
             return Dataset.from_dict({"text": self.marked})
         return shortened(passages.select_columns(["text"]).select(self.rows), self.ends)
 
+    def count_texts(self, own: int, share: float, *, with_passages: bool = True) -> int:
+        """Return the number of rows of `answered` for `own` texts of the task."""
+        num_passages = len(self.rows) if with_passages else 0
+        return own * repeats(own, num_passages, share) + num_passages
+
     def answered(self, texts: Dataset, passages: Dataset | None, share: float) -> Dataset:
         """Concatenate the task's training texts and the passages, with the teacher's answers in a column `teacher_probs`.
 

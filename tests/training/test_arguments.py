@@ -248,16 +248,16 @@ def test_save_steps_without_saving_are_warned_about(cls, changes, said, caplog):
 def test_evaluations_longer_than_the_training_are_warned_about(train, validation, changes, said, caplog):
     values = {"stage2_max_steps": 2000, "stage2_total_batch_size": 16, "stage2_eval_steps": 0.05, "max_steps": 10, **changes}
     args = TlmArguments(**BASE, **values)
-    task = SimpleNamespace(train=range(train), validation=range(validation))
-    tell_of_long_evaluations(args.for_stage(2, "unused", 0, "accuracy"), task, args.stage2_total_batch_size)
+    task = SimpleNamespace(validation=range(validation))
+    tell_of_long_evaluations(args.for_stage(2, "unused", 0, "accuracy"), task, train, args.stage2_total_batch_size)
     assert re.search(said, caplog.text) if said else not caplog.text
 
 
 @pytest.mark.parametrize("strategy,validation,said", [("epoch", 20_000, "3 times 20,000 "), ("no", 20_000, None)])
 def test_evaluations_of_fine_tuning_are_counted_by_epochs(strategy, validation, said, caplog):
     args = FinetuneArguments(**BASE, eval_strategy=strategy, select_by="last", num_train_epochs=3)
-    task = SimpleNamespace(train=range(6_000), validation=range(validation))
-    tell_of_long_evaluations(args, task, args.total_batch_size)
+    task = SimpleNamespace(validation=range(validation))
+    tell_of_long_evaluations(args, task, 6_000, args.total_batch_size)
     assert said in caplog.text if said else not caplog.text
 
 

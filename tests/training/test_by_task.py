@@ -1,5 +1,6 @@
 """Settings of stage 2 that depend on the task's texts."""
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
@@ -7,6 +8,7 @@ from hf_tlm.models.loading import read_config
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from hf_tlm.training.stages import check_stage_2, with_task_defaults
+from hf_tlm.training.teacher import Teacher
 from support.toys import TINY_CONFIGS
 
 QUIET = {"report_to": "none", "use_cpu": True, "stage2_total_batch_size": 8}
@@ -16,7 +18,7 @@ def with_defaults_for(tmp_path, tokenizer, words, positions=None, **changes):
     """Return the arguments for training texts with these numbers of words; special tokens add two."""
     rows = Dataset.from_list([{"text": " ".join(["the"] * count), "label": 0} for count in words])
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, **changes)
-    found = with_task_defaults(args, rows, tokenizer, positions)
+    found = with_task_defaults(args, rows, tokenizer, positions, num_texts=len(rows))
     assert args.stage2_max_length == changes.get("stage2_max_length"), "the given arguments are left alone"
     return found
 
@@ -44,6 +46,20 @@ def test_minimum_number_of_steps(tmp_path, tokenizer, epochs, texts, steps):
     """An epoch of 80 texts, or of 79, is ten steps of 8."""
     changes = {"stage2_num_train_epochs": epochs, "stage2_min_steps": 30}
     assert with_defaults_for(tmp_path, tokenizer, [5] * texts, **changes).stage2_max_steps == steps
+
+
+@pytest.mark.parametrize("passages, steps", [(True, -1), (False, 30)])
+def test_minimum_number_of_steps_is_not_a_maximum_with_a_teacher(tmp_path, task, passages, steps):
+    """An epoch is the task's 48 texts, six steps of 8, or these three times and 100 passages, 31 steps."""
+    answers = np.full((100, 3), 1 / 3, np.float32)
+    teacher = Teacher(answers[:48], np.arange(100), np.full(100, 1000), answers, {})
+    options = {"teacher": ["linear"], "stage2_teacher_passages": passages, "teacher_share": 0.5}
+    args = TlmArguments(
+        output_dir=str(tmp_path), **QUIET, **options, rho1=1, max_length=16, stage2_num_train_epochs=1, stage2_min_steps=30
+    )
+    setup = prepare(task, Dataset.from_list([{"text": "a passage"}] * 100), args, ModelArguments(**MODEL), teacher)
+    assert setup.args.stage2_max_steps == steps
+    assert len(setup.data[2].train) == teacher.count_texts(48, 0.5, with_passages=passages) == (244 if passages else 48)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,6 @@ def finetune(
     if args.seed_figure != "mean":
         details["seed_figure"] = args.seed_figure
     details |= {"pairs": task.has_pairs, **provenance_entries(details)}
-    tell_of_long_evaluations(args, task, args.total_batch_size)
     if args.process_index == 0:
         if task.kind in ("classification", "regression"):
             advice = _advice_on_length(pretrained[0], args.max_length)
@@ -163,8 +162,11 @@ def finetune(
     passages = None if subset is None else subset.dataset
     with claimed:
         teacher = ask_teacher(task, passages, args)
+    num_texts = round(args.train_fraction * len(task.train))
     if teacher is not None:
         details |= teacher.write(output_dir if args.process_index == 0 else None)
+        num_texts = teacher.count_texts(num_texts, args.teacher_share)
+    tell_of_long_evaluations(args, task, num_texts, args.total_batch_size)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         seeds = _Seeds(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
         records = share_seeds(args, seeds.train, seeds.has_all_scores, alone=args.pushes_checkpoints)
