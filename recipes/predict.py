@@ -2,6 +2,7 @@ r"""Predict with a finished model: read a table of texts, and write the same tab
 
     hf-tlm predict --model_name_or_path runs/tickets --data new.csv --output answered.csv
     hf-tlm predict --model_name_or_path owner/name --data new.parquet --output answered.parquet --text_column body
+    hf-tlm predict --model_name_or_path runs/tickets --text 'it broke after a week' 'it arrived today'
 
 On several devices: `accelerate launch recipes/predict.py ...`, or --num_processes. The model is the folder of a finished
 run (train_tlm, finetune, few_shot; adapters too) or of a baseline, a stock checkpoint of transformers with a task's head,
@@ -23,12 +24,17 @@ def main() -> None:
     (args,) = parse(PredictorArguments, recipe="predict", description=__doc__)
     check_models(args.model_name_or_path)
 
-    # 2. Predictions, chunk by chunk; the file is written atomically.
-    path = runs.predict(args.model_name_or_path, args.data, args.output, **args.options())
+    # 2. Predictions of a file, chunk by chunk; they are written atomically. Or of some texts.
+    if args.data is not None:
+        path = runs.predict(args.model_name_or_path, args.data, args.output, **args.options())
+        result = f"predictions  {path}"
+    else:
+        predictions = runs.predict_texts(args.model_name_or_path, args.text, **args.options())
+        result = runs.predictions_to_text(args.text, predictions)
 
-    # 3. Where the predictions are.
+    # 3. Where the predictions are, or the classes of the texts.
     if int(os.environ.get("RANK", "0")) == 0:
-        print(f"predictions  {path}")
+        print(result)
 
 
 if __name__ == "__main__":

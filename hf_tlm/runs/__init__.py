@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hf_tlm.runs.grid_points import Grid, GridArguments
     from hf_tlm.runs.linear import LinearModel
     from hf_tlm.runs.prediction import check_predictable, predict, predict_after
+    from hf_tlm.runs.prediction_texts import predict_texts, predictions_to_text
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.records import aggregate, format_score, format_table
     from hf_tlm.runs.score_model import score_models, train_score_model

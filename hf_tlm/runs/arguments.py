@@ -13,6 +13,7 @@ from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.arguments import LoraArguments
 from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, named, option
+from hf_tlm.utils.shown import suggested_path
 
 MAJORITY, LINEAR = "majority class", "linear"
 # Options of the machine, on which predictions depend only by rounding.
@@ -20,6 +21,7 @@ MACHINE_OPTIONS = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "f
 _WITHOUT_ONNX = NoEffect("backend", ("torch",), "without --backend onnx. Leave it out.")
 _WITH_ONNX = NoEffect("backend", ("onnx",), "with --backend onnx. Leave it out.")
 _WITHOUT_PREDICT = NoEffect("predict", (None,), "without predict. Give --predict a file.")
+_WITHOUT_DATA = NoEffect("data", (None,), "without --data. Leave it out.")
 _WITHOUT_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
 
 
@@ -122,26 +124,35 @@ class PredictorArguments:
         "probabilities of several models, such as runs/a/seed-*/model, are averaged.",
         nargs="+",
     )
-    data: str = option(
-        help="File (csv, tsv, xlsx, jsonl, parquet, or txt with one text per line) or Hub dataset, with the columns that "
-        "the model was trained on; labels are not needed.",
+    data: str | None = option(
+        None,
+        "File (csv, tsv, xlsx, jsonl, parquet, or txt with one text per line) or Hub dataset, with the columns that the "
+        "model was trained on; labels are not needed.",
     )
-    output: str | None = option(
+    text: list[str] = option(
+        help="Texts, instead of --data: their classes are printed. For a model of pairs, both texts of the first pair, then "
+        "those of the next.",
+        factory=list,
+        nargs="+",
+    )
+    output: Annotated[str | None, _WITHOUT_DATA] = option(
         None,
         "Path of the predictions, ending with .csv, .tsv, .xlsx, .jsonl, .parquet or .txt. Default: a .jsonl named like the "
         "data, in the subfolder predictions of the model's folder; for several models, or one on the Hub, in ./predictions.",
     )
-    predict_format: str | None = field(default=None, metadata=_format_metadata("output"))
-    text_column: str | None = option(None, "Column of the texts. Default: as in training; for stock checkpoints text.")
-    text_pair_column: str | None = option(None, "Column of the second texts of pairs.")
-    separator: str | None = option(
+    predict_format: Annotated[str | None, _WITHOUT_DATA] = field(default=None, metadata=_format_metadata("output"))
+    text_column: Annotated[str | None, _WITHOUT_DATA] = option(
+        None, "Column of the texts. Default: as in training; for stock checkpoints text."
+    )
+    text_pair_column: Annotated[str | None, _WITHOUT_DATA] = option(None, "Column of the second texts of pairs.")
+    separator: Annotated[str | None, _WITHOUT_DATA] = option(
         None, "Separator of the fields in csv and tsv files, such as ; or tab. Default: tab for tsv, detected for csv."
     )
     max_length: int | None = option(
         None,
         "Number of tokens to which texts are truncated. Default: as in training; for stock checkpoints their longest input.",
     )
-    drop_bad_rows: bool = option(False, "Leave out rows with null or blank texts.")
+    drop_bad_rows: Annotated[bool, _WITHOUT_DATA] = option(False, "Leave out rows with null or blank texts.")
     backend: str = option(
         "torch",
         "torch; or onnx: the model is a folder written by hf-tlm export, which onnxruntime runs on the CPU.",
@@ -161,15 +172,21 @@ class PredictorArguments:
     fp16_full_eval: Annotated[bool, _WITH_ONNX] = option(False, "Compute in float16.")
 
     def __post_init__(self):
+        if (self.data is None) == (not self.text):
+            received = "neither" if self.data is None else "both"
+            raise ArgumentsError(f"Expected --data, a file to predict on, or --text, texts; received {received}.")
         check_ranges(self, ArgumentsError)
         check_data("data", self.data)
         check_effects(self, ArgumentsError)
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments of `hf_tlm.runs.predict`."""
-        excluded = ("model_name_or_path", "data", "output", "text_column", "text_pair_column")
+        """Return the keyword arguments of `hf_tlm.runs.predict`, or of `predict_texts` if there are texts."""
+        excluded = ["model_name_or_path", "data", "text", "output", "text_column", "text_pair_column"]
+        if self.text:
+            excluded += ["predict_format", "separator", "drop_bad_rows"]
         arguments = {name: value for name, value in vars(self).items() if name not in excluded}
-        return arguments | {"text_columns": text_columns(self.text_column, self.text_pair_column)}
+        columns = {} if self.text else {"text_columns": text_columns(self.text_column, self.text_pair_column)}
+        return arguments | columns
 
 
 @dataclass
@@ -282,4 +299,6 @@ def check_data(name: str, data: str | None) -> None:
         if os.path.exists(data):
             raise ArgumentsError(f"{name}: expected a file or a dataset on the Hub; {data} is not a file.")
         if find_repo(data, "dataset") is None:
-            raise ArgumentsError(f"{name}: expected a file or a dataset on the Hub; {data} does not exist.")
+            raise ArgumentsError(
+                f"{name}: expected a file or a dataset on the Hub; {data} does not exist.{suggested_path(data)}"
+            )

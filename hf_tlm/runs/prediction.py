@@ -56,7 +56,7 @@ SUFFIXES = {"squad": "json", None: "jsonl"}
 
 
 @contextlib.contextmanager
-def _restore_random_states() -> Iterator[None]:
+def restore_random_states() -> Iterator[None]:
     """Restore the random states of Python, numpy and torch on exit: the construction of a Trainer seeds them all."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -68,7 +68,7 @@ def _restore_random_states() -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
-@_restore_random_states()
+@restore_random_states()
 def predict(
     model_name_or_path: str | os.PathLike | Sequence[str | os.PathLike],
     data: str,
@@ -132,29 +132,21 @@ def predict(
     names, data = model_names(model_name_or_path), data_name(data)
     graph = None if backend == "torch" else ONNX_FILES[onnx_dtype]
     source_options = {"trust_remote_code": trust_remote_code, "text_columns": text_columns, "max_length": max_length}
-    sources = _find_sources(names, graph, **source_options)
+    sources = find_sources(names, graph, **source_options)
     if max_length is not None and all(one.linear for one in sources):
         raise ArgumentsError("max_length has no effect: a linear model reads complete texts. Remove it.")
     file = _create_prediction_file(names, data, output, predict_format, sources, separator)
     with contextlib.ExitStack() as stack:
-        predictors_by_index: dict[int, Predictor] = {}
-        # Linear models first: after a network's Trainer no other arguments may set up the process.
-        for index, one in sorted(enumerate(sources), key=lambda pair: not pair[1].linear):
-            exported = None if backend == "torch" or one.linear else OnnxModel(one.folder, onnx_dtype, num_threads)
-            context = open_predictor(one, trust_remote_code=trust_remote_code, exported=exported, **options)
-            predictors_by_index[index] = stack.enter_context(context)
-        predictors = [predictors_by_index[index] for index in range(len(sources))]
+        machine = {"trust_remote_code": trust_remote_code, **options}
+        predictors = stack.enter_context(open_predictors(sources, graph and onnx_dtype, num_threads, **machine))
         args = predictors[0].args
-        if backend == "onnx" and args.world_size > 1:
-            raise ArgumentsError("--backend onnx runs in one process, with --num_threads; several were started. Start one.")
         is_main = args.process_index == 0
         if is_main:
             stack.enter_context(file)
         bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not is_main))
         counts: Counter[str] = Counter()
         for rows, columns in unlabelled_chunks(data, sources[0].spec, drop_bad_rows=drop_bad_rows, separator=separator):
-            predictions_by_model = [predictor(rows) for predictor in predictors]
-            predictions = predictions_by_model[0] if len(predictions_by_model) == 1 else average(predictions_by_model)
+            predictions = average_predictions(predictors, rows)
             if is_main:
                 file.add(rows, predictions, columns)
             if sources[0].spec.kind == "classification":
@@ -167,6 +159,35 @@ def predict(
             if is_main:
                 stack.close()
     return file.path
+
+
+@contextlib.contextmanager
+def open_predictors(
+    sources: Sequence[Source], onnx_dtype: str | None = None, num_threads: int | None = None, **options: Any
+) -> Iterator[list[Predictor]]:
+    """Open several models for prediction, see `open_predictor`.
+
+    Args:
+        onnx_dtype: run exported graphs of this dtype, on `num_threads`; None: run the weights with torch.
+
+    Raises:
+        ArgumentsError: graphs are to run in several processes.
+    """
+    predictors: dict[int, Predictor] = {}
+    with contextlib.ExitStack() as stack:
+        # Linear models first: after a network's Trainer no other arguments may set up the process.
+        for index, one in sorted(enumerate(sources), key=lambda pair: not pair[1].linear):
+            exported = None if onnx_dtype is None or one.linear else OnnxModel(one.folder, onnx_dtype, num_threads)
+            predictors[index] = stack.enter_context(open_predictor(one, exported=exported, **options))
+        if onnx_dtype is not None and predictors[0].args.world_size > 1:
+            raise ArgumentsError("--backend onnx runs in one process, with --num_threads; several were started. Start one.")
+        yield [predictors[index] for index in range(len(sources))]
+
+
+def average_predictions(predictors: Sequence[Predictor], rows: Dataset) -> list[dict[str, Any]]:
+    """Return the predictions of a model, or the average of those of several."""
+    predictions = [predictor(rows) for predictor in predictors]
+    return predictions[0] if len(predictions) == 1 else average(predictions)
 
 
 @contextlib.contextmanager
@@ -382,7 +403,7 @@ def check_predictable(
     next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows, separator=separator), None)
 
 
-def _find_sources(names: Sequence[str], graph: str | None, **options: Any) -> list[Source]:
+def find_sources(names: Sequence[str], graph: str | None, **options: Any) -> list[Source]:
     """Find the models, and check that several can be averaged.
 
     graph: the file of an export for onnxruntime; None: the weights for torch.

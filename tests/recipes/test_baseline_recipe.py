@@ -24,6 +24,9 @@ def test_saved_linear_model_predicts(work, tmp_path):
     run_recipe("recipes/predict.py", "--model_name_or_path", tmp_path / "kept", *options)
     first, *rows = (tmp_path / "out.csv").read_text().splitlines()
     assert first.startswith("number,text,prediction,probability_") and [row.split(",")[0] for row in rows] == ["7", "8"]
+    options = ("--text", "the gene binds the receptor", "nothing here", "--use_cpu", "true")
+    out = run_recipe("recipes/predict.py", "--model_name_or_path", tmp_path / "kept", *options, processes=2)
+    assert out.count("the gene binds the receptor\n   ") == out.count("nothing here\n   ") == 1
 
 
 def test_unknown_task_or_baseline_is_refused(work):
