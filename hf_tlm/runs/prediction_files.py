@@ -6,7 +6,6 @@ import codecs
 import contextlib
 import csv
 import datetime
-import io
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from hf_tlm.corpora.tables import suffix_of
+from hf_tlm.corpora.tables import SEPARATORS, suffix_of
 from hf_tlm.tasks import TASKS, TaskSpec
 from hf_tlm.tasks.formats import check_excel, write_excel
 from hf_tlm.tasks.reading import separator_of
@@ -150,7 +149,12 @@ def _read_column_names(path: Path) -> list[Any] | None:
             return None
         if header.startswith("{"):
             return list(json.loads(header))
-        return next(csv.reader([header], delimiter=max(",;\t|", key=header.count)), [])
+        with open(path, encoding="utf-8-sig", newline="") as lines:  # A name may contain line feeds, and other separators.
+            headers = []
+            for separator in SEPARATORS:
+                lines.seek(0)
+                headers.append(next(csv.reader(lines, delimiter=separator), []))
+        return max(headers, key=lambda names: ("prediction" in names, len(names)))
     except Exception:  # Of any class: the file may hold anything.
         return None
 
@@ -270,16 +274,27 @@ class PredictionFile(contextlib.ExitStack):
                     f"{self.path}: after row {self.num_rows} the input has the new columns {', '.join(new_columns)}, but a "
                     f"{self.format} has one header, which is already written. Choose a .jsonl or .parquet file."
                 )
-            text = io.StringIO()
-            writer = csv.DictWriter(text, self._columns, delimiter=self.separator, lineterminator="\n", restval="")
+            lines = _Lines()
+            writer = csv.DictWriter(lines, self._columns, delimiter=self.separator, restval="")
             if is_first:
                 self._write(self.byte_order_mark)
                 writer.writeheader()
             writer.writerows({name: _format_cell(value) for name, value in row.items()} for row in records)
-            self._write(text.getvalue())
+            self._write("".join(lines))
 
     def _write(self, text: str) -> None:
         self._stream.write(text.encode("utf-8"))
+
+
+class _Lines(list[str]):
+    """Rows of a CSV writer, each ended by a line feed.
+
+    The writer ends them with a carriage return too, because it quotes only fields with a character of the end of its rows: a
+    field with an unquoted carriage return would be read as two rows.
+    """
+
+    def write(self, row: str) -> None:
+        self.append(row.removesuffix("\r\n") + "\n")
 
 
 def _read_dialect(input_path: Path | None, separator: str | None) -> tuple[str, str]:

@@ -4,6 +4,7 @@ import csv
 import datetime
 import decimal
 import importlib
+import io
 import json
 import random
 from collections import Counter
@@ -232,8 +233,10 @@ def write_and_read(path, *sources):
             found = {"prediction": "good", "probabilities": {"bad": 0.25, "good": 0.75}}
             count = len(next(iter(source.values())))
             file.add(Dataset.from_dict({"id": ["0"] * count}), [found] * count, source)
-    if path.suffix == ".csv":
-        return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("list")
+    if path.suffix in (".csv", ".tsv"):
+        return pd.read_csv(path, dtype=str, keep_default_na=False, sep="," if path.suffix == ".csv" else "\t").to_dict(
+            "list"
+        )
     if path.suffix == ".xlsx":
         pytest.importorskip("openpyxl")
         return pd.read_excel(path, keep_default_na=False).to_dict("list")
@@ -271,6 +274,28 @@ def test_excel_and_csv_keep_the_values_of_the_input(tmp_path):
     read = write_and_read(tmp_path / "out.csv", given)
     assert read["when"] == ["2020-01-31 12:00:00+02:00"] and read["for"] == ["1:00:00"] and read["list"] == ['["a", 1]']
     assert read["price"] == ["1.50"] and read["error"] == ["#N/A"]
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.tsv"])
+def test_line_ends_within_cells_are_quoted(tmp_path, name):
+    """Readers also end a row at a carriage return alone, as in texts of old Macs."""
+    source = {"text": ["one\rtwo", "three\r\nfour", "five\nsix"], "a\rb": ["\r", "", "x"]}
+    write_and_read(tmp_path / name, source)
+    written = (tmp_path / name).read_bytes().decode()
+    assert written.count("\r\n") == 1 and written.endswith("0.75\n")
+    header, *rows = csv.reader(io.StringIO(written, newline=""), delimiter="," if name == "out.csv" else "\t")
+    assert header[:3] == ["text", "a\rb", "prediction"]
+    assert [row[:2] for row in rows] == [list(row) for row in zip(*source.values(), strict=True)]
+
+
+def test_predictions_with_odd_column_names_are_overwritten(tmp_path):
+    """Names of more than one line, and with more separators than columns."""
+    spec = TaskSpec(name="reviews", path="")
+    (tmp_path / "in.csv").write_text("text;x\n")
+    for name in ("my\nnote", "a, b, c, d, e, f, g", "a|b|c|d|e|f"):
+        for _ in range(2):
+            with PredictionFile(tmp_path / "out.csv", None, spec, like=tmp_path / "in.csv") as file:
+                file.add(Dataset.from_dict({"id": ["0"]}), [{"prediction": "good"}], {"text": ["one"], name: [1]})
 
 
 def test_texts_too_long_for_excel_cells_are_warned_about(tmp_path, caplog):
