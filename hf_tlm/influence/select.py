@@ -19,6 +19,7 @@ from hf_tlm.influence.selection import NUM_BUCKETS, PassageScores, best_rows, lo
 from hf_tlm.retrieval.subset import Subset, check_subset
 from hf_tlm.retrieval.texts import example_texts
 from hf_tlm.tasks.spec import Task, check_task
+from hf_tlm.utils.options import to_python
 
 if TYPE_CHECKING:
     from hf_tlm.influence.scorer import InfluenceScorer
@@ -95,6 +96,9 @@ def select(
     """
     check_task(task, "Selection by influence", "classification")
     check_subset(subset)
+    # Convert to Python numbers: the manifest is JSON.
+    fraction, top_k, num_passages, seed, max_length = map(to_python, (fraction, top_k, num_passages, seed, max_length))
+    corpus_batch_size, task_batch_size = map(to_python, (corpus_batch_size, task_batch_size))
     sizes: dict[str, Any] = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
     batches = {"corpus_batch_size": corpus_batch_size, "task_batch_size": task_batch_size}
     check_selection(method, **sizes, **batches, balance=balance, task_split=task_split, group_loss=group_loss)

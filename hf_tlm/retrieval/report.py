@@ -188,8 +188,8 @@ def steps(largest: int) -> list[int]:
 
 def _hits_section(subset: SubsetLike) -> str:
     """Return the section with the histogram of the number of queries that hit a passage, in powers of two."""
-    hits = _column(subset, "n_queries").astype(np.int64)
-    numbers = np.bincount(np.log2(np.maximum(hits, 1)).astype(int)).tolist()
+    hits = hit_counts(subset)
+    numbers = np.bincount(np.log2(hits).astype(int)).tolist()
     rows = []
     for power, count in enumerate(numbers):
         low, high = 2**power, 2 ** (power + 1) - 1
@@ -197,6 +197,14 @@ def _hits_section(subset: SubsetLike) -> str:
         rows.append((label, f"{count:,}", _percent(count, len(hits)), _bar(count, max(numbers))))
     facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, maximum {hits.max():,}; {hits.sum():,} hits in total."
     return "\n\n".join(["## Queries that hit a passage", facts, markdown_table(("queries", *BARS), rows, texts=[3])])
+
+
+def hit_counts(subset: SubsetLike) -> np.ndarray:
+    """Return the number of queries that hit each passage, int64; passages that no query hit are left out.
+
+    A subset of several that were put together may have such passages, drawn at random.
+    """
+    return np.array([queries for queries in subset.dataset["n_queries"][:] if queries], np.int64)
 
 
 def _influence_section(subset: SubsetLike) -> str:
@@ -250,7 +258,8 @@ def _examples_section(subset: SubsetLike, task: Task | None, num_examples: int) 
 
     Without a task only the passages are shown.
     """
-    rows = subset.dataset.select(_spread_rows(_column(subset, "rank"), subset.dataset["best_query"][:], num_examples))
+    dataset = subset.dataset.select(np.flatnonzero([query is not None for query in subset.dataset["best_query"][:]]))
+    rows = dataset.select(_spread_rows(np.asarray(dataset["rank"][:]), dataset["best_query"][:], num_examples))
     if task is None:
         shown = [f"> {how_found(row, row['score'])}: {_plain_excerpt(row)}\n>\n> {origin(row)}" for row in rows]
         return "\n\n".join(
@@ -304,6 +313,8 @@ def _list_ids(ids: Sequence[str] | None, total: int) -> str:
 
 def _format_setting(value: Any) -> str:
     """Format a setting's value."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

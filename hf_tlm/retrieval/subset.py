@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
-import numpy as np
 import pyarrow.parquet as pq
 from datasets import Dataset, Value
 
 from hf_tlm.hub.subset_cards import describe_data, subset_card
-from hf_tlm.retrieval.report import describe_selection, retrieval_report
+from hf_tlm.retrieval.report import describe_selection, hit_counts, retrieval_report
 from hf_tlm.retrieval.subset_files import (
     CARD_FILE,
     COLUMNS,
@@ -246,7 +245,7 @@ class Subset:
         else:
             lines.append(f"BM25 ({_describe_engine(manifest)})")
             lines.append(f"{counts['queries']:,} queries ({manifest['query_mode']}), top {manifest['top_k']:,} of each")
-            hits = np.asarray(self.dataset["n_queries"][:])
+            hits = hit_counts(self)
             lines.append(f"a passage was found by {hits.mean():.1f} queries on average, at most by {hits.max():,}")
             for field in ("empty_queries", "queries_without_hits"):
                 if counts.get(field):

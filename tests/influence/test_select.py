@@ -88,9 +88,10 @@ def test_iss_keeps_the_most_influential(task, subset, scorer, by_influence, tmp_
 
 
 def test_options_of_the_released_script_are_recorded(task, subset, tokenizer, tmp_path):
-    """Task gradients of training texts and groups by masked tokens are in the manifest, the report and the card."""
+    """Task gradients of masked training texts and groups by masked tokens are in the manifest, the report and the card."""
     scorer = FakeScorer(tokenizer)
     scorer.masked_tokens = lambda rows: 1 + np.arange(len(rows)) % 5
+    scorer.settings = {**scorer.settings, "mask_task_texts": True}
     options = {"corpus_batch_size": 4, "task_batch_size": 3, "scorer": scorer, "max_length": 32, "num_passages": 11}
     found = select(task, subset, task_split="train", group_loss="tokens", work_dir=tmp_path / "work", **options)
     scores = all_scores(tokenize(task.train, tokenizer, 32), subset, scorer, 3, tmp_path / "fitted")
@@ -102,6 +103,7 @@ def test_options_of_the_released_script_are_recorded(task, subset, tokenizer, tm
     assert (record["task_split"], record["group_loss"]) == ("train", "tokens")
     report = retrieval_report(found)
     assert "influence on the train examples" in report and "group loss tokens" in report and "of the train loss" in report
+    assert "mask task texts true" in report
     found.save(tmp_path / "saved")
     card = (tmp_path / "saved" / CARD_FILE).read_text(encoding="utf-8")
     assert "batches of train examples" in card and "validation examples" not in card
@@ -176,6 +178,17 @@ def test_control_methods_have_the_size_and_order_of_the_subset(task, subset):
     for method in ("random", "dsir"):
         other = select(task, subset, method=method, num_passages=number, seed=8)
         assert other.dataset["id"][:] != subset.dataset.select(expected[method])["id"][:]
+
+
+def test_numbers_of_numpy_are_as_good_as_python_numbers(task, subset, by_influence, tmp_path):
+    seed, size = {"seed": np.int64(7)}, {"num_passages": np.int64(9)}
+    for method in ("random", "dsir"):
+        select(task, subset, method=method, fraction=np.float32(0.25), **seed).save(tmp_path / method)
+        expected = select(task, subset, method=method, fraction=0.25, seed=7)
+        assert Subset.load(tmp_path / method).manifest == expected.manifest
+    batches = {"corpus_batch_size": np.int64(2), "task_batch_size": np.int64(3)}
+    by_influence(**size, **batches).save(tmp_path / "iss")
+    assert Subset.load(tmp_path / "iss").manifest["selection"]["num_passages"] == 9
 
 
 def test_extreme_fractions_select_all_or_one(task, subset):

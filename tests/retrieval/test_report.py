@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Features, Value, concatenate_datasets
 
 from hf_tlm.retrieval import RetrievalError, Subset
 from hf_tlm.retrieval.report import (
@@ -146,6 +146,19 @@ def test_report_without_the_task_or_without_examples(subset, make_task):
         retrieval_report(subset, num_examples=-1)
     with pytest.raises(RetrievalError, match="has no example"):
         retrieval_report(subset, make_task({"other": "kinase", "task": "enzymes"}))
+
+
+def test_report_of_retrieved_and_random_passages_together(subset, random_subset, make_task):
+    """Random passages, and released ones, have no query: they are neither examples nor among those that queries hit."""
+    released = random_subset.dataset.map(lambda row: {"n_queries": None}, features=random_subset.dataset.features)
+    rows = concatenate_datasets([random_subset.dataset, subset.dataset, released])
+    together = Subset(rows, subset.manifest)
+    for task in (None, make_task()):
+        report = retrieval_report(together, task)
+        for name in ("Queries that hit a passage", "Examples"):
+            assert section(report, name) == section(retrieval_report(subset, task), name)
+    hits = "a passage was found by 2.0 queries on average, at most by 5"
+    assert hits in subset.summary() and hits in together.summary()
 
 
 def test_report_of_an_empty_subset(subset):
