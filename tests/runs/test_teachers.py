@@ -759,8 +759,8 @@ def test_selections_without_a_suitable_teacher_are_refused(task, corpus, runs, t
     for none in ("none", "self"):
         with pytest.raises(ArgumentsError, match=f"Selection by confidence needs a --teacher .* received {none}"):
             scores_of_teacher(task, subset, "confidence", none)
-    for one in ("linear", str(runs[0])):
-        with pytest.raises(ArgumentsError, match="Disagreement needs several teachers"):
+    for one in ("linear", str(runs[0]), [str(runs[0])] * 2):
+        with pytest.raises(ArgumentsError, match="Disagreement needs several different teachers"):
             scores_of_teacher(task, subset, "disagreement", one)
     with pytest.raises(ArgumentsError, match="teacher_trust has no effect on disagreement"):
         scores_of_teacher(task, subset, "disagreement", [str(folder) for folder in runs], teacher_trust="entropy")

@@ -239,10 +239,10 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
         )
         raise ArgumentsError(f"Selection by {method} needs a --teacher that answers for passages; {reason}.")
     if method == "disagreement":
-        if not isinstance(teacher, ModelTeacher) or len(teacher.models) < 2:
+        if not isinstance(teacher, ModelTeacher) or len({model.digest for model in teacher.models}) < 2:
             raise ArgumentsError(
-                "Disagreement needs several teachers: expected the folders of two or more runs, as --teacher runs/a "
-                f"runs/b; received {teacher.about['model']}."
+                "Disagreement needs several different teachers: expected the folders of two or more runs, as --teacher "
+                f"runs/a runs/b; received {teacher.about['model']}."
             )
         if args.teacher_trust != "confidence":
             raise ArgumentsError("teacher_trust has no effect on disagreement. Remove it.")
