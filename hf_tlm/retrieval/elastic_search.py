@@ -120,7 +120,7 @@ def _search_batch(
         for index, item in zip(pending, response["responses"], strict=True):
             problem, temporary = _find_problem(item)
             if problem is None:
-                hits[index] = _parse_hits(item, layout.id_field)
+                hits[index] = _parse_hits(item, layout.id_field, settings.index)
             elif temporary:
                 retry_reason = retry_reason or _query_error(names[index], problem)
             else:
@@ -159,9 +159,18 @@ def _query_error(name: str, problem: str) -> str:
     return message
 
 
-def _parse_hits(item: dict[str, Any], id_field: str | None) -> tuple[list[str], np.ndarray]:
-    """Return the ids and scores of one response, ordered by score descending, then id."""
+def _parse_hits(item: dict[str, Any], id_field: str | None, index: str) -> tuple[list[str], np.ndarray]:
+    """Return the ids and scores of one response, ordered by score descending, then id.
+
+    Raises:
+        RetrievalError: a passage has no id in `id_field`.
+    """
     hits = item.get("hits", {}).get("hits", [])
+    if id_field is not None and not all(hit.get("fields") for hit in hits):
+        raise RetrievalError(
+            f"A passage of index {index!r} has no value in id_field {id_field!r}: it lacks the field, or its value is longer "
+            "than the mapping's ignore_above. Pass another id_field, or remove id_field to use _id."
+        )
     ids = [hit["_id"] if id_field is None else hit["fields"][id_field][0] for hit in hits]
     scores = np.array([hit["_score"] for hit in hits], np.float32)
     order = sorted(range(len(ids)), key=lambda hit: (-scores[hit], ids[hit]))

@@ -310,6 +310,14 @@ def test_repeated_value_of_the_id_field_is_refused(server, settings):
         fetch(["k"], replace(settings, id_field="key"))
 
 
+def test_passage_without_a_value_of_the_id_field_is_refused(server, settings):
+    server.add("corpus", {"1": {"text": "kinase", "key": "k"}, "2": {"text": "kinase"}}, {"text": TEXT, "key": KEYWORD})
+    by_key = replace(settings, id_field="key")
+    assert [ids for ids, _ in search(["kinase"], 1, by_key, BM25)] == [["k"]]
+    with pytest.raises(RetrievalError, match="'corpus' has no value in id_field 'key': .* remove id_field to use _id"):
+        list(search(["kinase"], 2, by_key, BM25))
+
+
 @pytest.mark.parametrize(
     ("properties", "options", "message"),
     [

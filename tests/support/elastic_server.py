@@ -167,7 +167,9 @@ class ElasticServer:
         assert order in ([], ["_score", *order[1:]])
         # Without a tie-breaker the order of equal scores is undefined: here the last document added comes first.
         hits.reverse()
-        hits = sorted(hits, key=lambda hit: (-hit[0], *(hit[2][field] for field in order[1:])))[:size]
+        # A passage without a value comes last.
+        keys = [[hit[2].get(field, "\U0010ffff") for field in order[1:]] for hit in hits]
+        hits = [hit for _, hit in sorted(zip(keys, hits, strict=True), key=lambda pair: (-pair[1][0], *pair[0]))][:size]
         found = []
         for score, key, source in hits:
             hit = {"_score": score}
@@ -178,7 +180,9 @@ class ElasticServer:
             if body.get("_source") is not False:
                 hit["_source"] = {field: source[field] for field in source if field in body["_source"]}
             if "docvalue_fields" in body:
-                hit["fields"] = {field: [source[field.removesuffix(".keyword")]] for field in body["docvalue_fields"]}
+                values = {field: source.get(field.removesuffix(".keyword")) for field in body["docvalue_fields"]}
+                if values := {field: [value] for field, value in values.items() if value is not None}:
+                    hit["fields"] = values
             found.append(hit)
         shards = {"total": len(names), "successful": len(names), "skipped": 0, "failed": 0}
         return {"took": 1, "timed_out": False, "_shards": shards, "hits": {"max_score": 1.0, "hits": found}}
