@@ -168,8 +168,8 @@ def _parse_hits(item: dict[str, Any], id_field: str | None, index: str) -> tuple
     hits = item.get("hits", {}).get("hits", [])
     if id_field is not None and not all(hit.get("fields") for hit in hits):
         raise RetrievalError(
-            f"A passage of index {index!r} has no value in id_field {id_field!r}: it lacks the field, or its value is longer "
-            "than the mapping's ignore_above. Pass another id_field, or remove id_field to use _id."
+            f"A passage of index {index!r} has no value in id_field {id_field!r}: it lacks the field, or its value is "
+            "longer than the mapping's ignore_above. Pass another id_field, or remove id_field to use _id."
         )
     ids = [hit["_id"] if id_field is None else hit["fields"][id_field][0] for hit in hits]
     scores = np.array([hit["_score"] for hit in hits], np.float32)
