@@ -141,7 +141,8 @@ def _split_patterns(corpus: Any) -> tuple[str, list[str]]:
         CorpusError: the argument is neither a string, a path, nor a sequence of these.
     """
     if isinstance(corpus, str):
-        return corpus, [pattern for pattern in corpus.split(",") if pattern]
+        is_path = os.path.exists(os.path.expanduser(corpus))  # A name may contain commas.
+        return corpus, [corpus] if is_path else [pattern for pattern in corpus.split(",") if pattern]
     paths = [corpus] if isinstance(corpus, os.PathLike) else corpus
     if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
         hint = describe_received(corpus, "load_corpus", splits='dataset["train"]')

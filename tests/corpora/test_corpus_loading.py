@@ -88,6 +88,11 @@ def test_paths_with_glob_characters_are_read(tmp_path):
     assert len(list(load_corpus(str(path)))) == len(list(load_corpus(str(path.parent)))) == 1
 
 
+def test_path_with_a_comma_in_its_name_is_read(tmp_path):
+    (tmp_path / "a, b.txt").write_text("text\n")
+    assert ids(load_corpus(str(tmp_path / "a, b.txt"))) == ["a, b.txt:0"]
+
+
 def test_empty_file_has_no_rows(folder):
     (folder / "aa.jsonl").touch()
     assert ids(load_corpus(str(folder)))[:2] == ["a.jsonl:0", "b.txt:0"]
