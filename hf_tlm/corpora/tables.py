@@ -146,8 +146,8 @@ def find_separator(path: Path) -> str:
     """Detect the separator of a CSV file: comma, semicolon, tab or bar.
 
     It is the one that the first line declares (`sep=;`, which Excel writes and reads). Otherwise it is the one that gives
-    the header the most fields, and the next rows (up to 20) the same number; comma if there is none, or if no other gives
-    more fields.
+    the header the most fields, and the next rows (up to 20) the same number. If there is none, rows may have fewer fields,
+    but at least two: Excel leaves out the separators before empty cells at the end of rows. Comma if there is none again.
 
     Raises:
         UnicodeDecodeError: the first rows are not UTF-8. With a wrong separator the reader would fail with another error.
@@ -155,7 +155,7 @@ def find_separator(path: Path) -> str:
     with suppress(OSError, EOFError):
         if declared := _declared_separator(path):
             return declared
-    best, most = ",", 1
+    widths: dict[str, list[int]] = {}
     for separator in SEPARATORS:
         try:
             fields = [len(row) for _, row, _ in itertools.islice(_csv_rows(path, separator), 21)]
@@ -163,9 +163,10 @@ def find_separator(path: Path) -> str:
             raise
         except (OSError, EOFError, ValueError, csv.Error):
             continue
-        if fields and fields[0] > most and set(fields) == {fields[0]}:
-            best, most = separator, fields[0]
-    return best
+        if fields and 1 < min(fields) and max(fields) == fields[0]:
+            widths[separator] = fields
+    complete = [separator for separator, fields in widths.items() if min(fields) == fields[0]]
+    return max(complete or widths, key=lambda separator: widths[separator][0], default=",")
 
 
 def _declared_separator(path: Path) -> str | None:
@@ -337,7 +338,9 @@ def _check_and_explain(path: Path, builder: str, separator: str) -> Iterator[Non
         if problem := _csv_problem(path, separator, rows=1):
             raise ValueError(problem)
         if os.environ.get("RANK", "0") == "0":
-            _warn_of_repeated_names(path, separator)
+            with suppress(OSError, ValueError, csv.Error):
+                _, header, _ = next(_csv_rows(path, separator), (0, [], []))
+                warn_of_repeated_names(path, header)
             _warn_of_quotes(path, separator)
     try:
         yield
@@ -372,17 +375,15 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
     return None
 
 
-def _warn_of_repeated_names(path: Path, separator: str) -> None:
+def warn_of_repeated_names(path: Path, header: Sequence[str]) -> None:
     """Warn of column names that occur more than once, once per header."""
-    with suppress(OSError, ValueError, csv.Error):
-        _, header, _ = next(_csv_rows(path, separator), (0, [], []))
-        repeated = [name for name, count in Counter(header).items() if name.strip() and count > 1]
-        if repeated and tuple(header) not in _warned_headers:
-            _warned_headers.add(tuple(header))
-            logger.warning(
-                "%s names columns more than once (%.200s): the first of each keeps the name, the next is %s.1, and so on.",
-                *(path, ", ".join(repeated), repeated[0]),
-            )
+    repeated = [name for name, count in Counter(header).items() if name.strip() and count > 1]
+    if repeated and tuple(header) not in _warned_headers:
+        _warned_headers.add(tuple(header))
+        logger.warning(
+            "%s names columns more than once (%.200s): the first of each keeps the name, the next is %s.1, and so on.",
+            *(path, ", ".join(repeated), repeated[0]),
+        )
 
 
 def _warn_of_quotes(path: Path, separator: str) -> None:

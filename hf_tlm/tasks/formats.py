@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import pandas
 from datasets import Dataset, Features, List, Value
 
-from hf_tlm.corpora.tables import open_decompressed, suffix_of
+from hf_tlm.corpora.tables import open_decompressed, suffix_of, warn_of_repeated_names
 from hf_tlm.tasks.spec import TaskError
 
 logger = logging.getLogger(__name__)
@@ -217,6 +217,8 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
             logger.warning(
                 "%s has %d sheets; only the first, %s, is read.", path, len(book.sheet_names), book.sheet_names[0]
             )
+        header = book.parse(0, header=None, nrows=1, dtype=object, keep_default_na=False)
+        warn_of_repeated_names(path, [str(name) for name in header.to_numpy().flatten()])
         sheet = book.parse(0, dtype=object, keep_default_na=False, na_values=[""])
     return {str(name): _unify_types([None if pandas.isna(cell) else cell for cell in sheet[name]]) for name in sheet.columns}
 

@@ -272,6 +272,15 @@ def test_semicolons_in_texts_of_a_comma_separated_file_stay(tmp_path):
     assert load_task(str(tmp_path / "t.csv")).train["text"][0] == "a;b;c 0"
 
 
+def test_separator_is_detected_if_rows_end_before_empty_cells(tmp_path):
+    """As Excel writes them from the 17th row on, if none of the next 16 rows has the last cell."""
+    rows = [f"text {i}, or so;{'yn'[i % 2]}" + (";a note" if i == 3 else ";" if i < 16 else "") for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["text;label;note", *rows]))
+    assert load_task(str(tmp_path / "t.csv")).train["text"][0] == "text 0, or so"
+    (tmp_path / "one.csv").write_text("text; or more\n" + "".join(f"text {i}\n" for i in range(9)))
+    assert tables.find_separator(tmp_path / "one.csv") == ","
+
+
 def test_leading_zeros_of_a_csv_are_kept_as_in_predict(tmp_path):
     """Also in ids and classes of digits."""
     lines = ["id,text,label", *(f"{i:05},{i:04},{'01' if i % 2 else '02'}" for i in range(60))]
@@ -494,6 +503,18 @@ def test_excel_sheet_with_texts_numbers_and_dates_is_read(tmp_path):
         pd.DataFrame([{"a": 1}]).to_excel(book, index=False, sheet_name="two")
     task = load_task(str(tmp_path / "t.xlsx"), **SHARES)
     assert task.label_names == ("0", "1") and task.train["text"][0] == "0"
+
+
+def test_repeated_column_name_of_a_sheet_is_warned_about(tmp_path, caplog, monkeypatch):
+    openpyxl = pytest.importorskip("openpyxl")
+    monkeypatch.setattr(tables, "_warned_headers", set())
+    book = openpyxl.Workbook()
+    for row in (["text", "label", "label", None, None], *([f"text {i}", i % 2, i % 3, None, "x"] for i in range(40))):
+        book.active.append(row)
+    book.save(tmp_path / "two.xlsx")
+    assert load_task(str(tmp_path / "two.xlsx")).num_labels == 2
+    assert "two.xlsx names columns more than once (label): the first of each keeps the name" in caplog.text
+    assert load_task(str(tmp_path / "two.xlsx"), label_column="label.1").num_labels == 3
 
 
 def test_missing_openpyxl_is_reported(tmp_path, monkeypatch):
