@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig
 
 from hf_tlm.hub import publish_model
 from hf_tlm.models.onnx_session import OnnxModel
@@ -318,25 +319,51 @@ console.log(JSON.stringify({ made, plain, ours, none: loweredAsInPython({ normal
 """
 
 
+# Prints the names of classes that the page shows, with the given files of the export.
+NAMING = """
+import { readFileSync } from "node:fs";
+import { load } from "./model.js";
+const files = JSON.parse(readFileSync("files.json", "utf8"));
+globalThis.fetch = async (name) => ({ ok: true, json: async () => files[name.split("/").at(-1)] });
+console.log(JSON.stringify((await load()).names));
+"""
+
+
+def model_in_node(folder, script):
+    """Return the JSON that a script prints which imports model.js, without the model of transformers.js."""
+    package = folder / "node_modules/@huggingface/transformers"
+    package.mkdir(parents=True)
+    stub = "export const [AutoModelForSequenceClassification, Tensor, softmax] = [{ from_pretrained() {} }, null, null];\n"
+    stub += "export const PreTrainedTokenizer = class {};\n"
+    stub += "export const env = { backends: { onnx: { wasm: {} } } };\n"
+    (package / "index.js").write_text(stub)
+    (package / "package.json").write_text('{"type": "module", "exports": "./index.js"}')
+    (folder / "package.json").write_text('{"type": "module"}')
+    shutil.copy(Path(module.__file__).parent / "templates/model.js", folder)
+    (folder / "run.js").write_text(script)
+    done = subprocess.run(["node", "run.js"], cwd=folder, capture_output=True, check=True, encoding="utf-8")
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="model.js runs in node")
+@pytest.mark.parametrize("labels", [["no", "yes"], ["LABEL_0", "LABEL_1"], [f"class {index}" for index in range(12)]])
+def test_page_has_the_names_of_the_classes(labels, tmp_path):
+    """Transformers leaves LABEL_0 and LABEL_1 out of a config."""
+    config = BertConfig(id2label=dict(enumerate(labels)))
+    files = {"export.json": {"inputs": [], "files": {}}, "config.json": json.loads(config.to_json_string())}
+    files |= {"page.json": {"model": ["./", "model"]}, "tokenizer.json": {}, "tokenizer_config.json": {}}
+    (tmp_path / "files.json").write_text(json.dumps(files))
+    assert model_in_node(tmp_path, NAMING) == labels
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="THE PAGE'S SCRIPT IS NOT TESTED: it takes node on the PATH")
 @pytest.mark.parametrize("kind", NORMALIZERS)
 def test_capital_sigma_is_lowercased_as_in_python(kind, tmp_path):
     """At the end of a word JavaScript lowercases it to a final sigma, and Python's tokenizers to the common one."""
-    package = tmp_path / "node_modules/@huggingface/transformers"
-    package.mkdir(parents=True)
-    names = ("AutoModelForSequenceClassification", "PreTrainedTokenizer", "Tensor", "softmax")
-    stub = "".join(f"export const {name} = null;\n" for name in names)
-    stub += "export const env = { backends: { onnx: { wasm: {} } } };\n"
-    (package / "index.js").write_text(stub)
-    (package / "package.json").write_text('{"type": "module", "exports": "./index.js"}')
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    shutil.copy(Path(module.__file__).parent / "templates/model.js", tmp_path)
     tokenizer = character_tokenizer(kind)
     words = json.loads(tokenizer.to_str())
     (tmp_path / "cases.json").write_text(json.dumps([words, TEXTS]), encoding="utf-8")
-    (tmp_path / "run.js").write_text(NORMALIZING)
-    done = subprocess.run(["node", "run.js"], cwd=tmp_path, capture_output=True, check=True, encoding="utf-8")
-    found = json.loads(done.stdout)
+    found = model_in_node(tmp_path, NORMALIZING)
     assert found["none"] == {"normalizer": None} and {**found["made"], "normalizer": 0} == {**words, "normalizer": 0}
     # In Python the converted tokenizer gives the same tokens.
     other = Tokenizer.from_str(json.dumps(found["made"]))

@@ -53,7 +53,8 @@ export async function load() {
   // tokenizer.json is a complete description. The class that it belongs to may have another name in transformers.js.
   const tokenizer = new PreTrainedTokenizer(loweredAsInPython(words), settings);
   const types = record.inputs.includes("token_type_ids");
-  const names = Object.keys(config.id2label).map((index) => config.id2label[index]);
+  // transformers writes no names into a config if they are its own for two classes.
+  const names = Object.values(config.id2label ?? ["LABEL_0", "LABEL_1"]);
   const plain = (text) => tokenizer(text, { add_special_tokens: false, return_tensor: false }).input_ids.length;
 
   // Token ids and types of a text, or a pair, truncated to `max_length` tokens; special tokens are kept.
