@@ -143,8 +143,8 @@ def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
     if not results:
         listed = ", ".join(map(str, places.values())) or "no folder given"
         raise AnalysisError(
-            f"No run with a task is in {listed}. Set --run to folders written by train_tlm.py, finetune.py, few_shot.py or "
-            "reproduce.py, or to a folder of such folders."
+            f"No run with a task is in {listed}. Set --run to folders written by `hf-tlm train`, finetune, few-shot, "
+            "reproduce or baseline, or to a folder of such folders."
         )
     return results
 
