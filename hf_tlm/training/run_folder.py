@@ -40,7 +40,8 @@ _FREE = (
     "log_level_replica log_on_each_node dataloader_num_workers dataloader_prefetch_factor dataloader_pin_memory "
     "seed_figure dataloader_persistent_workers save_strategy save_steps save_total_limit save_only_model seeds seed "
     "per_device_eval_batch_size local_rank push_to_hub hub_model_id hub_dataset_id hub_strategy hub_token hub_private_repo "
-    "hub_always_push hub_revision resume_from_checkpoint teacher_output"
+    "hub_always_push hub_revision resume_from_checkpoint teacher_output eval_accumulation_steps torch_empty_cache_steps "
+    "ddp_timeout dataloader_multiprocessing_context trackio_space_id trackio_bucket_id trackio_static_space_id"
 ).split()
 
 # Files beside a model that another start of its run may rewrite.

@@ -285,6 +285,13 @@ def test_settings_with_token_batches_have_no_texts_per_step():
     assert settings(TlmArguments(**BASE, total_batch_size=64))["texts_per_step"] == 64
 
 
+def test_options_that_change_no_result_may_change_between_starts():
+    """Such as those that help after a start ended without memory, or in a time limit of processes."""
+    changes = {"eval_accumulation_steps": 4, "torch_empty_cache_steps": 10, "ddp_timeout": 7200, "trackio_space_id": "a/b"}
+    changes |= {"per_device_eval_batch_size": 1, "dataloader_num_workers": 2, "logging_steps": 7}
+    assert settings(TlmArguments(**BASE, **changes)) == settings(TlmArguments(**BASE))
+
+
 def test_stage_two_uses_its_own_values():
     args = TlmArguments(
         **BASE,
