@@ -164,6 +164,8 @@ class GeneratorDiscriminator(TrainedModel):
         self.scl_projection, self.share_embedding_norm = scl_projection, share_embedding_norm
         # The loss function of the LM head in `clm_heads`, `CorrectiveLm.lm_loss`.
         self.lm_loss: LmLoss | None = None
+        # False: texts are classified as they are, which needs no auxiliary model (stage 2), for `applied_parameters`.
+        self.corrupts = True
         # Tokens of the second view as a share of the first's (`TlmCollator.crop_fraction`), for `applied_parameters`.
         self.second_view = 0.0
         # False: the second view is read without a gradient and has no influence on training.
@@ -260,13 +262,13 @@ class GeneratorDiscriminator(TrainedModel):
 
     @property
     def further_parameters(self) -> float:
-        """Parameters applied by sampling apart and by the second view, less those that a frozen model does not need.
+        """Parameters applied by sampling apart and by the second view, less those that are not applied or not trained.
 
         A forward pass counts as a third of a forward and backward pass.
         """
         shared = set(self.main.parameters())
         auxiliary = sum(value.numel() for value in self.auxiliary.parameters() if value not in shared)
-        thirds = -2 if self.auxiliary.frozen else int(self.apart)
+        thirds = -3 if not self.corrupts else -2 if self.auxiliary.frozen else int(self.apart)
         view = self.second_view * body_of(self.main).num_parameters()
         return thirds * auxiliary / 3 + (view if self.second_view_learns else view / 3)
 

@@ -147,9 +147,10 @@ class TlmTrainer(SampledTrainer):
                     "one detects them. Create it with heads='clm', or set --clm rtd."
                 )
             model.lm_loss = corrective.lm_loss
+        model.corrupts = self.args.mlm_probability > 0
         model.second_view_learns = not self.args.scl_cosines
         model.second_view = self.data_collator.crop_fraction or 0.0 if self.args.mlm_probability > 0 else 0.0
-        vars(model).pop("_parameter_count", None)  # How many parameters are applied depends on the second view.
+        vars(model).pop("_parameter_count", None)  # How many parameters are applied depends on these.
 
     def train(self, *args, **kwargs):
         if not any(parameter.requires_grad for parameter in self.model.parameters()):

@@ -83,6 +83,13 @@ def test_passes_of_coco_lm_equal_the_measured_flops(apart, frozen):
         assert applied_parameters(model) == pytest.approx(model.num_parameters() + further, abs=1)
 
 
+def test_auxiliary_model_is_not_applied_to_texts_that_are_classified():
+    main = config("cocolm")
+    model = GeneratorDiscriminator.from_config(main, generator_config(main, 1, 1), heads="rtd", apart=True)
+    model.corrupts = False
+    assert applied_parameters(model) == model.num_parameters() - auxiliary_parameters(model)
+
+
 def auxiliary_parameters(model):
     """Return the number of parameters of the auxiliary model that the main model does not share."""
     main = {id(p) for p in model.main.parameters()}

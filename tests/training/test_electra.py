@@ -8,10 +8,11 @@ import torch
 from transformers import ElectraForPreTraining, ElectraForSequenceClassification
 
 from hf_tlm.data import TlmCollator
+from hf_tlm.models import applied_parameters
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedSum
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
-from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer, prepare
 from support.toys import TINY_CONFIGS
 from support.training_runs import (
     OBJECTIVES,
@@ -147,6 +148,16 @@ def test_passages_are_evaluated_with_the_corpus_objective(tmp_path, data, tokeni
     assert first["eval_generator_accuracy"] == pytest.approx(share / count, abs=1e-6)
     run.train()
     assert "corpus/rtd_loss" in run.state.log_history[0]
+
+
+def test_generator_is_not_in_the_cost_of_stage_2(tmp_path, data, tokenizer):
+    run = trainer(tmp_path, data, tokenizer, **ELECTRA, rho1=1)
+    with_generator = applied_parameters(run.model)
+    args = TlmArguments(output_dir=str(tmp_path), **QUIET, objective="electra").for_stage(2, tmp_path, 0, "macro_f1")
+    splits = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
+    TlmTrainer(run.model, args, **splits, processing_class=tokenizer)
+    main = sum(parameter.numel() for parameter in run.model.main.parameters())
+    assert main < applied_parameters(run.model) < 1.1 * main < with_generator  # With the head that detects.
 
 
 @pytest.mark.slow
