@@ -170,14 +170,25 @@ class BaseArguments(TrainingArguments):
         """Return a copy for the Trainer, with checkpoints in `output_dir` and micro-batches that add up to the total batch.
 
         Raises:
-            ArgumentsError: the total batch does not fit the number of processes and the per-device batch size.
+            ArgumentsError: the total batch does not fit the number of processes and the per-device batch size, or
+                gradient_accumulation_steps is another number than these give.
         """
         args = self._copy(output_dir, seed)
         if self.total_batch_size is not None:
             args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
                 self.total_batch_size, self.per_device_train_batch_size
             )
+            self._check_accumulation("total_batch_size", args.gradient_accumulation_steps)
         return args
+
+    def _check_accumulation(self, option: str, steps: int) -> None:
+        """Raise an ArgumentsError if `option`, which gives the accumulation steps, overrides a given number of them."""
+        if self.gradient_accumulation_steps not in (1, steps):
+            raise ArgumentsError(
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps} has no effect: {option} "
+                f"{getattr(self, option)} and per_device_train_batch_size {self.per_device_train_batch_size} make it "
+                f"{steps}. Remove it; a smaller per_device_train_batch_size takes less memory."
+            )
 
     def track_as_part(self, args: BaseArguments, folder: str | os.PathLike) -> None:
         """Set the name and group under which trackers show the part of this run that `args` train in `folder`.

@@ -48,6 +48,13 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
             f"args: expected a TlmArguments; received {type(args).__name__}. TlmArguments has the options of "
             "TrainingArguments, and rho1, rho2 and more: TlmArguments(output_dir=..., rho1=3)."
         )
+    texts = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
+    if args.total_batch_size not in (None, texts):
+        raise ArgumentsError(
+            f"args: total_batch_size {args.total_batch_size} has no effect, as a step has {texts} texts by "
+            "per_device_train_batch_size and gradient_accumulation_steps. Pass args.for_trainer(output_dir, seed), which "
+            "sets them by total_batch_size."
+        )
     if others.get("model_init") is not None or model is None:
         raise ArgumentsError(
             "model: expected a model; received none. model_init is not used: create the model, after set_seed, and pass it."

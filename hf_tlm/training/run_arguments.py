@@ -267,6 +267,7 @@ class RunArguments(PublishedArguments):
         args = super().for_trainer(output_dir, seed)
         if self.total_batch_tokens is not None:
             args.gradient_accumulation_steps = self._token_accumulation()
+            self._check_accumulation("total_batch_tokens", args.gradient_accumulation_steps)
         return args
 
 

@@ -285,6 +285,16 @@ def test_settings_with_token_batches_have_no_texts_per_step():
     assert settings(TlmArguments(**BASE, total_batch_size=64))["texts_per_step"] == 64
 
 
+@pytest.mark.parametrize("total", [{"total_batch_size": 64}, {"total_batch_tokens": 64 * 128}])
+def test_accumulation_that_the_total_batch_overrides_is_refused(total):
+    sizes = {**total, "per_device_train_batch_size": 16}
+    for steps in (1, 4):
+        args = TlmArguments(**BASE, **sizes, gradient_accumulation_steps=steps)
+        assert args.for_stage(1, "out", 0, "accuracy").gradient_accumulation_steps == 4
+    with pytest.raises(ArgumentsError, match="gradient_accumulation_steps 2 has no effect: total_batch_.* make it 4"):
+        settings(TlmArguments(**BASE, **sizes, gradient_accumulation_steps=2))
+
+
 def test_options_that_change_no_result_may_change_between_starts():
     """Such as those that help after a start ended without memory, or in a time limit of processes."""
     changes = {"eval_accumulation_steps": 4, "torch_empty_cache_steps": 10, "ddp_timeout": 7200, "trackio_space_id": "a/b"}

@@ -73,12 +73,15 @@ def rows(length=3, **columns):
         ({"objectives": {"tasks": TaskLoss()}}, "; received tasks: TaskLoss. Pass {'task': TaskLoss"),
         ({"objectives": {"task": "mlm"}}, "; received task: str"),
         ({"objectives": {"task": TaskLoss()}, "corpus_dataset": rows(), "rho1": 1}, r"\(task and corpus\)"),
+        ({"args": {"total_batch_size": 64}}, r"total_batch_size 64 has no effect, as a step has 32 .* args.for_trainer\("),
         ({"model": "small"}, "the tokenizer has [0-9]+ tokens, and the model has embeddings for 50"),
     ],
 )
 def test_wrong_arguments_are_refused_with_advice(tmp_path, data, tokenizer, changes, message):
     if changes.get("args") == "plain":
         changes = {"args": TrainingArguments(output_dir=str(tmp_path), **QUIET)}
+    elif "args" in changes:
+        changes = {"args": TlmArguments(output_dir=str(tmp_path), rho1=0, **QUIET, **changes["args"])}
     if changes.get("model") == "stock":
         changes = {"model": BertForSequenceClassification(config())}
     if changes.get("model") == "small":

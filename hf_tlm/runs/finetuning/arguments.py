@@ -122,6 +122,8 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
             raise ArgumentsError(
                 f"train_sampling_strategy must be group_by_length or random; received {self.train_sampling_strategy!r}."
             )
+        if self.max_steps == 0:
+            raise ArgumentsError("max_steps: expected 1 or more, or -1 to train num_train_epochs; received 0.")
         if self.gradient_accumulation_steps != 1:
             raise ArgumentsError(
                 f"gradient_accumulation_steps {self.gradient_accumulation_steps} is determined by total_batch_size "

@@ -321,6 +321,7 @@ def test_checkpoint_with_missing_weights_is_refused(base, tmp_path):
         ({"metric_for_best_model": "loss"}, "chosen by the task's metric"),
         ({"seeds": [1, 1]}, "contains a seed twice"),
         ({"total_batch_size": 0}, "total_batch_size: expected"),
+        ({"max_steps": 0}, "max_steps: expected 1 or more, or -1"),
         ({"gradient_accumulation_steps": 2}, "is determined by total_batch_size"),
         ({"train_sampling_strategy": "sequential"}, "must be group_by_length or random"),
         ({"max_length": 2}, "max_length: expected"),
