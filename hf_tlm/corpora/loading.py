@@ -119,16 +119,15 @@ def load_corpus(
             )
         _check_text_files(sample_by, files, name)
         return _create_from_files(files, ",".join(map(_short_name, patterns)), columns, max_words, sample_by, skip_bad_files)
-    types = f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}"
-    if len(patterns) == 1 and os.path.isdir(os.path.expanduser(name)):
-        raise CorpusError(f"No corpus {name!r:.200}: no file matches in this folder. File types: {types}.")
-    path = name.partition("@")[0]
-    if len(patterns) != 1 or not may_be_repo(path) or glob.has_magic(path) or builder_of(Path(path)):
+    path, is_folder = name.partition("@")[0], os.path.isdir(os.path.expanduser(name))
+    if is_folder or len(patterns) != 1 or not may_be_repo(path) or glob.has_magic(path) or builder_of(Path(path)):
         is_list = not isinstance(corpus, str) and len(patterns) > 1
         hint = " If the list contains texts, use load_corpus(Dataset.from_dict({'text': texts}))." if is_list else ""
-        hint = suggested_path(name) if len(patterns) == 1 else hint
+        hint = suggested_path(name) if len(patterns) == 1 and not is_folder else hint
+        where = " in this folder" if is_folder else ", and it is not a Hub id (owner/name)"
         raise CorpusError(
-            f"No corpus {name!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: {types}.{hint}"
+            f"No corpus {name!r:.200}: no file matches{where}. File types: {', '.join(BUILDERS)}, each also with "
+            f"{' or '.join(COMPRESSIONS)}.{hint}"
         )
     _check_text_files(sample_by, [], name)
     return _create_from_hub(name, revision, config_name, split, streaming, columns, max_words)
