@@ -212,6 +212,8 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
     integers and floats.
     """
     check_excel(path)
+    from openpyxl.utils.escape import unescape
+
     with pandas.ExcelFile(path, engine="openpyxl") as book:
         if len(book.sheet_names) > 1:
             logger.warning(
@@ -220,7 +222,13 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
         header = book.parse(0, header=None, nrows=1, dtype=object, keep_default_na=False)
         warn_of_repeated_names(path, [str(name) for name in header.to_numpy().flatten()])
         sheet = book.parse(0, dtype=object, keep_default_na=False, na_values=[""])
-    return {str(name): _unify_types([None if pandas.isna(cell) else cell for cell in sheet[name]]) for name in sheet.columns}
+
+    def value(cell: Any) -> Any:
+        if isinstance(cell, str):
+            return unescape(cell)  # Excel writes a carriage return as _x000D_, which openpyxl leaves to its callers.
+        return None if pandas.isna(cell) else cell
+
+    return {str(name): _unify_types(list(map(value, sheet[name]))) for name in sheet.columns}
 
 
 def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:

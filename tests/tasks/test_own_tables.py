@@ -505,6 +505,13 @@ def test_excel_sheet_with_texts_numbers_and_dates_is_read(tmp_path):
     assert task.label_names == ("0", "1") and task.train["text"][0] == "0"
 
 
+def test_escaped_characters_of_a_sheet_are_read(tmp_path):
+    pytest.importorskip("openpyxl")
+    write(tmp_path / "t.xlsx", [{"text": "one_x000D_\ntwo", "n": None}, {"text": "2_x4", "n": 1}, {"text": None, "n": 2}])
+    table = reading.read_file(tmp_path / "t.xlsx", {})
+    assert table["text"][:] == ["one\r\ntwo", "2_x4", None] and table["n"][:] == [None, 1, 2]
+
+
 def test_repeated_column_name_of_a_sheet_is_warned_about(tmp_path, caplog, monkeypatch):
     openpyxl = pytest.importorskip("openpyxl")
     monkeypatch.setattr(tables, "_warned_headers", set())
