@@ -285,11 +285,14 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
     """
     folder = Path(folder)
     what = what or f"--output_dir {folder}"
+    # A folder that is replaced is first written beside it, under a longer name.
+    longest = folder.absolute().parent / f".{folder.name}.{'0' * 32}" if replaced else folder
     try:
-        folder.stat()
+        longest.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:  # For example a name that is too long.
+        error.filename = os.fspath(folder)
         raise ArgumentsError(f"{what}: {describe_error(error, folder, 'Choose another')}.") from error
     existing = next(candidate for candidate in (folder, *folder.absolute().parents) if os.path.exists(candidate))
     if replaced and existing == folder and existing.is_dir():

@@ -35,6 +35,9 @@ def test_unwritable_folder_is_refused_before_work(tmp_path, monkeypatch):
         check_writable(tmp_path / "others/inner", "--page", replaced=True)
     with pytest.raises(ArgumentsError, match="File name too long"):
         check_writable(tmp_path / ("x" * 300))
+    check_writable(tmp_path / ("x" * 221), replaced=True)
+    with pytest.raises(ArgumentsError, match=f"File name too long: '{tmp_path}/{'x' * 222}'"):
+        check_writable(tmp_path / ("x" * 222), replaced=True)  # The folder beside it would have 256 characters.
     check_writable(tmp_path / "others", replaced=True)
     check_writable(tmp_path / "others/inner")
     for folder in ("kept", "kept/new", "a/b/c"):
