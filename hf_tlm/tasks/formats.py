@@ -56,7 +56,7 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
     Raises:
         TaskError: there is no such column, lines differ in their number of columns, or the file is not UTF-8.
     """
-    is_conllu = path.suffix == ".conllu"
+    is_conllu = suffix_of(path) == ".conllu"
     names = _columns_by_role(columns, is_conllu, tagged)
     indices = {role: _column_index(path, name, is_conllu) for role, name in names.items()}
     sentence: dict[str, list[str]] = {role: [] for role in names}

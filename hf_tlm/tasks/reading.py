@@ -212,12 +212,20 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
         + [f"{stem}-v*.json" for stem in stems],
         [f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES] + [f"*-ud-{stem}.conllu" for stem in stems],
     ):
-        files = [folder / name for pattern in patterns for name in names if fnmatch.fnmatchcase(name, pattern)]
+        files = [
+            folder / name for pattern in patterns for name in names if fnmatch.fnmatchcase(_lower_suffix(name), pattern)
+        ]
         if not_files := [path for path in files if not path.is_file()]:
             raise TaskError(f"{not_files[0]} is a broken link, or not a file. Repair or remove it.")
         if files:
             return files
     return []
+
+
+def _lower_suffix(name: str) -> str:
+    """Return a file name with suffixes in lower case: train.csv for train.CSV, as some systems write it."""
+    stem, dot, suffix = name.partition(".")
+    return stem + dot + suffix.lower()
 
 
 def read_file(path: Path, columns: Mapping[str, str], separator: str | None = None) -> Dataset:

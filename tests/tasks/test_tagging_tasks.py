@@ -118,9 +118,10 @@ CONLLU = """# sent_id = weblog-1
 """
 
 
-def test_universal_dependencies_are_read(tmp_path):
+@pytest.mark.parametrize("suffix", [".conllu", ".CONLLU"])
+def test_universal_dependencies_are_read(tmp_path, suffix):
     for split in ("train", "dev"):
-        (tmp_path / f"en_ewt-ud-{split}.conllu").write_text(CONLLU)
+        (tmp_path / f"en_ewt-ud-{split}{suffix}").write_text(CONLLU)
     task = load_task(str(tmp_path))
     assert task.train[:] == {"id": ["weblog-1"], "tokens": [["Do", "n't", "vice versa"]], "tags": [[1, 0, 0]]}
     assert task.label_names == ("RB", "VBP")

@@ -75,6 +75,14 @@ def test_folder_of_every_file_type_is_read(tmp_path, suffix, validation):
     assert task.test["id"][:] == ["test-0", "test-1"]
 
 
+def test_suffixes_of_files_in_a_folder_may_have_capitals(tmp_path):
+    for split in ("train", "dev"):
+        write(tmp_path / "lower" / f"{split}.csv", RECORDS)
+        write(tmp_path / "upper" / f"{split}.csv", RECORDS)
+        (tmp_path / "upper" / f"{split}.csv").rename(tmp_path / "upper" / f"{split}.CSV")
+    assert load_task(str(tmp_path / "upper")).fingerprint == load_task(str(tmp_path / "lower")).fingerprint
+
+
 def test_file_types_may_differ_between_splits_and_give_the_same_task(tmp_path):
     write(tmp_path / "a" / "train.csv", RECORDS)
     write(tmp_path / "a" / "dev.parquet", RECORDS)
