@@ -249,6 +249,7 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
     with args.main_process_first(desc="tokenising"):
         features = kind.encode(task.train.select(row_indices), tokenizer, args)
         validation = EvaluationSet(kind, task.validation, tokenizer, args)
+    loss_terms = getattr(kind, "loss_terms", None)
     base_args = args.for_seed(folder, seed, task.metric, label_names(task.spec.kind))
     base_args.load_best_model_at_end, base_args.save_strategy = False, "no"
     if args.select_by == "last":
@@ -266,6 +267,7 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
             eval_dataset=validation.by_length,
             data_collator=partial(kind.collate, tokenizer),
             processing_class=tokenizer,
+            loss_terms=loss_terms and partial(loss_terms, args=args),
             compute_metrics=lambda output: validation.score(
                 task, validation.in_order(output.predictions), trainer.trained, args
             ),

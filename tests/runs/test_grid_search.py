@@ -12,7 +12,8 @@ from hf_tlm.runs import grid_search as search
 from hf_tlm.runs.finetuning.models import FinetuneTrainer
 from hf_tlm.runs.grid import run_grid
 from hf_tlm.runs.grid_points import Grid, GridError
-from support.tiny_checkpoints import FAST, pretrained
+from support.kind_toys import labels_of, rows_of, task_of
+from support.tiny_checkpoints import FAST, go, pretrained
 from support.toys import make_task
 
 SPACE = {
@@ -71,6 +72,28 @@ def test_best_of_two_trials_is_run_with_every_seed(tmp_path, base):
     assert len(scores) == 2 and scores[0] == pytest.approx(best["score"])
     assert f"2 trials of seed {SEED} (Optuna)" in run.to_text() and "test" in run.record["chosen"]
     assert {path.name for path in (tmp_path / "out/trials").iterdir()} == {"study.db", "trials.json"}
+
+
+@pytest.mark.slow
+def test_trial_of_tagging_computes_what_the_run_computes(tmp_path, base, monkeypatch):
+    """Sentences differ in length, so the mean over the tags of a step is not that of the means of its micro-batches."""
+    rows = [
+        {**row, **{name: row[name][: 1 + number % 5] for name in ("tokens", "tags")}}
+        for number, row in enumerate(rows_of("tagging", 24))
+    ]
+    task, losses = task_of("tagging", rows, labels_of("tagging")), []
+
+    class TrialTrainer(search.TrialTrainer):
+        def log(self, logs, start_time=None):
+            losses.extend(logs[name] for name in ("eval_loss",) if name in logs)
+            super().log(logs, start_time)
+
+    monkeypatch.setattr(search, "TrialTrainer", TrialTrainer)
+    checkpoint, changes = CheckpointArguments(model_name_or_path=str(base)), {"per_device_train_batch_size": 2}
+    args = FinetuneArguments(output_dir=str(tmp_path / "search"), **{**FAST, **changes}, seed=SEED)
+    search.search(task, checkpoint, args, Grid({"num_train_epochs": [2]}), 1, SEED)
+    run = go(tmp_path / "run", base, task, num_train_epochs=2, seed=SEED, **changes)
+    assert losses == [entry["loss"] for entry in run.seeds[0]["history"]]
 
 
 @pytest.mark.slow
