@@ -36,8 +36,10 @@ def numbers(subset: Subset, name: str) -> np.ndarray:
     return column(subset, name).cast("float64").to_numpy()
 
 
-def ranks(subset: Subset) -> np.ndarray:
-    """Return the passages' best ranks over the queries, int64 [rows], from 1.
+def ranked(subset: Subset) -> tuple[Subset, np.ndarray]:
+    """Return the passages that have a rank, and their best ranks over the queries, int64 [rows], from 1.
+
+    A subset of several that were put together may have passages without a rank, drawn at random.
 
     Raises:
         AnalysisError: the subset is empty, or its passages have no ranks.
@@ -48,7 +50,13 @@ def ranks(subset: Subset) -> np.ndarray:
         raise AnalysisError("The passages were drawn at random: they have no rank and no score.")
     if subset.manifest.get("rank_column") is False:
         raise AnalysisError("The released file has no ranks: the passages are numbered in the order of the file.")
-    return numbers(subset, "rank").astype(np.int64)
+    rank = numbers(subset, "rank")
+    rows = np.flatnonzero(~np.isnan(rank))
+    if not len(rows):
+        raise AnalysisError("None of the passages has a rank.")
+    if len(rows) < len(rank):
+        subset = replace(subset, dataset=subset.dataset.select(rows))
+    return subset, rank[rows].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ def size_against_k(subset: Subset) -> SizeAgainstK:
             f"The subset is a selection ({selection['size']:,} of {selection['of']:,} passages by {selection['method']}); "
             "the size at a smaller K is known only for the complete subset."
         )
-    rank = ranks(subset)
+    subset, rank = ranked(subset)
     counts = np.bincount(rank, minlength=(subset.manifest.get("top_k") or 0) + 1)[1:]
     score = numbers(subset, "score")
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -306,7 +314,7 @@ def rank_against_influence(subset: Subset, bins: int = 10) -> RankInfluence:
     check_subset(subset)
     if "influence" not in subset.dataset.column_names:
         raise AnalysisError("The passages have no influence: the subset was not selected by ISS.")
-    rank = ranks(subset)
+    subset, rank = ranked(subset)
     influence = numbers(subset, "influence")
     values, value_index, counts = np.unique(rank, return_inverse=True, return_counts=True)
     # The middle of a rank's passages decides its group.
@@ -369,7 +377,7 @@ def case_studies(subset: Subset, task: Task, number: int = 10, *, passages: int 
     check_subset(subset)
     check_task(task)
     check_positive(number=number, passages=passages)
-    rank = ranks(subset)
+    subset, rank = ranked(subset)
     made_for = subset.manifest["task"]
     if made_for["fingerprint"] not in (None, task.fingerprint):
         raise AnalysisError(

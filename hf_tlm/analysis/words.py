@@ -88,7 +88,7 @@ def label_pmi(task: Task, top: int = 10, *, min_count: int = 10) -> list[Influen
             f"No word occurs at least {min_count} times in the training texts of {task.name}; the most frequent one occurs "
             f"{most} times."
         )
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # A class may have no training text.
         pmi = np.log(counts[kept]) - np.log(word_counts[kept, None]) - np.log(label_counts / label_counts.sum())
     influential = []
     for label, name in enumerate(task.label_names):

@@ -64,6 +64,13 @@ def test_words_that_decide_a_label_come_first(task):
     assert best["up"] in ("activates", "raises", "induces") and best["down"] in ("inhibits", "blocks", "lowers")
 
 
+def test_class_without_training_texts_has_no_words(task, recwarn):
+    train = task.train.filter(lambda row: row["label"] != 1)
+    words = label_pmi(replace(task, splits={**task.splits, "train": train}), 3, min_count=1)
+    assert {word.label for word in words} == {task.id2label[0], task.id2label[2]}
+    assert not [warning for warning in recwarn if warning.category is RuntimeWarning]
+
+
 def test_frequencies_follow_the_definition(task, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "READ_ROWS", 7)
     subset = retrieve(task, corpus, top_k=3, cache_dir=str(tmp_path / "cache"))

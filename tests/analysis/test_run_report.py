@@ -481,6 +481,19 @@ def test_page_of_regression(tmp_path):
     assert page.tables["absolute error of both runs"][1] == ["all", "9", "0.40", "0.40", "+0.00"]
 
 
+def test_large_numbers_of_a_regression_are_shown_in_full(tmp_path):
+    """As for prices: 1.25e+04 would hide the error, and dots of a chart would lie on a grid."""
+    rows = [{"text": f"a flat of {at} rooms", "label": 12499.0 + 1000000 * at} for at in range(3)]
+    task = task_from_datasets(
+        TaskSpec(name="prices", path="m", kind="regression"),
+        {split: Dataset.from_list(rows) for split in ("train", "validation", "test")},
+    )
+    lines = [{"id": f"test-{at}", "label": row["label"], "prediction": 12000.25} for at, row in enumerate(rows)]
+    page = page_of(kind_run(tmp_path / "run", task, {"test": lines}), tmp_path, task=task)
+    errors = page.tables["test: rows, the largest error first"]
+    assert [row[2:4] for row in errors[1:]] == [["2012499", "12000"], ["1012499", "12000"], ["12499", "12000"]]
+
+
 def test_page_of_question_answering(tmp_path):
     rows = [
         {"context": "Vienna is old.", "question": "What is old?", "answers": ["Vienna"], "answer_start": [0]},

@@ -22,7 +22,7 @@ from hf_tlm.analysis.report.predictions import (
     mean_and_std,
     question_word,
 )
-from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.analysis.report.run_folder import BASELINE, RunFolder
 
 
 def test_confusion_precision_and_f1_of_a_hand_computed_example():
@@ -163,6 +163,11 @@ def test_charts_limit_lines_and_points():
 def test_invalid_options_are_refused(name):
     with pytest.raises(AnalysisError, match=f"--{name}: expected .*; received 0"):
         ReportPageArguments(**{name: 0})
+
+
+def test_baseline_has_no_checkpoints(tmp_path):
+    run = RunFolder("linear", tmp_path, BASELINE, {"metric": "accuracy"}, [{"seed": 0, "test": {"accuracy": 0.5}}])
+    assert "Checkpoints" not in about.scores(run).blocks[-1].text
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,20 @@ def test_subset_without_ranks_is_refused():
             size_against_k(subset)
 
 
+def test_passages_without_ranks_among_others_are_left_out(task):
+    """As in a subset of retrieved and random passages, see `Subset.save`."""
+    rows = [("a", "s", 1, 4.0, "train-0"), ("r", None, None, None, None), ("b", "s", 2, 2.0, "train-1")]
+    of_task = {"name": "toy", "fingerprint": task.fingerprint, "split": "train"}
+    mixed = subset_of(rows, influence=[0.2, 0.9, 0.1], task=of_task)
+    alone = subset_of([rows[0], rows[2]], influence=[0.2, 0.1], task=of_task)
+    for field in ("passages", "score"):
+        np.testing.assert_array_equal(getattr(size_against_k(mixed), field), getattr(size_against_k(alone), field))
+    assert rank_against_influence(mixed) == rank_against_influence(alone)
+    assert case_studies(mixed, task) == case_studies(alone, task)
+    with pytest.raises(AnalysisError, match="None of the passages has a rank"):
+        size_against_k(subset_of([rows[1]]))
+
+
 def test_overlap_equals_that_of_sets():
     subsets = {name: random_subset(seed, size) for name, seed, size in (("a", 0, 40), ("b", 1, 60), ("c", 2, 25))}
     found = subset_overlap(subsets)

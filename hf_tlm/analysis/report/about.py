@@ -216,8 +216,11 @@ def _is_score(value: Any) -> TypeGuard[float]:
 def _chose_checkpoints(run: RunFolder) -> bool:
     """Return whether checkpoints were selected by the validation score.
 
-    Stage 1 of TLM alone, fine-tuning with `select_by` last, and zero-shot prompts keep the final model.
+    Stage 1 of TLM alone, fine-tuning with `select_by` last, and zero-shot prompts keep the final model. A baseline has no
+    checkpoints.
     """
+    if run.kind == BASELINE:
+        return False
     arguments = run.record.get("arguments") or {}
     final_model_options = {"stage": "1", "select_by": "last", "method": "zero_shot"}
     return arguments.get("load_best_model_at_end") or not any(

@@ -150,13 +150,13 @@ def fewer_classes(found: Confusion, most: int = MOST_CLASSES) -> Confusion:
 
 def confusions(found: Predictions) -> list[Any]:
     """Return the confusion matrix of classes, all seeds together, or the scatter plot of a regression; else nothing."""
-    pairs = [(row.gold, row.predicted) for rows in found.by_seed.values() for row in rows]
+    judged = [row for rows in found.by_seed.values() for row in rows]
     if found.kind == "regression":
-        chart = scatter(f"{found.split}: predicted against true", "true", "predicted", np.array(pairs, float).tolist())
+        chart = scatter(f"{found.split}: predicted against true", "true", "predicted", [row.numbers for row in judged])
         return [chart] if chart else []
     if found.kind not in ("classification", "multiple_choice"):
         return []
-    shown = fewer_classes(confusion(pairs, found.names))
+    shown = fewer_classes(confusion([(row.gold, row.predicted) for row in judged], found.names))
     n = len(found.seeds)
     caption = f"{found.split}: share of each true class (row) by predicted class (column), and counts"
     caption += f" of {n} {found.part}s together" if n > 1 else ""
@@ -205,11 +205,11 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
 def groups_of(found: Predictions, rows: Rows | None) -> dict[str, list[Group]]:
     """Return criterion -> groups of rows: by class or true number, and by what `rows` distinguish."""
     groups: dict[str, list[Group]] = {}
-    golds = [row.gold for row in next(iter(found.by_seed.values()))]
+    judged = next(iter(found.by_seed.values()))
     if found.kind in ("classification", "multiple_choice"):
-        groups["Class"] = by_value(golds, found.names)
+        groups["Class"] = by_value([row.gold for row in judged], found.names)
     elif found.kind == "regression":
-        groups["True number"] = by_quantile(np.array([float(gold) for gold in golds]), "{:g}")
+        groups["True number"] = by_quantile(np.array([row.numbers[0] for row in judged]), "{:g}")
     return groups | (rows.groups if rows else {})
 
 

@@ -202,7 +202,19 @@ def _judge_classification(line: Mapping[str, Any]) -> Judged:
 
 def _judge_regression(line: Mapping[str, Any]) -> Judged:
     gold, predicted = float(line["label"]), float(line["prediction"])
-    return Judged(str(line["id"]), f"{gold:g}", f"{predicted:.4g}", abs(gold - predicted), None, numbers=(gold, predicted))
+    return Judged(
+        str(line["id"]),
+        _format_number(gold, 6),
+        _format_number(predicted, 4),
+        abs(gold - predicted),
+        None,
+        numbers=(gold, predicted),
+    )
+
+
+def _format_number(number: float, digits: int) -> str:
+    """Format a number with so many significant digits, or more if its integer part has more: 12499, not 1.25e+04."""
+    return f"{number:.0f}" if 10**digits <= abs(number) < 1e15 else f"{number:.{digits}g}"
 
 
 def _judge_answer(line: Mapping[str, Any]) -> Judged:

@@ -168,7 +168,8 @@ class PromptClassifier:
         limits = (self.first_text_limit, self.other_text_limit, self.tail)
         self.encoder = PromptEncoder(self.tokenizer, self.prompt, self.max_length, num_demonstrations, *limits)
         if self.examples is not None:
-            self.demonstrations = Demonstrations(self.encoder.encode(self.examples), self.examples["label"][:])
+            texts, labels = self.encoder.encode(self.examples), self.examples["label"][:]
+            self.demonstrations = Demonstrations(texts, labels, num_demonstrations)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str) -> PromptClassifier:
@@ -303,18 +304,20 @@ class Demonstrations:
 
     texts: [N], encoded by the prompt's encoder.
     labels: [N], indices of the classes.
+    classes: number of classes, some of which may have no examples.
 
     Raises:
-        PromptError: a class has only one example, which could have no demonstration of its class in training.
+        PromptError: a class has no example, or only one, which could have no demonstration of its class in training.
     """
 
     texts: Sequence[Texts]
     labels: Sequence[int]
+    classes: int
     by_class: list[np.ndarray] = field(init=False)
 
     def __post_init__(self):
         labels = np.asarray(self.labels)
-        self.by_class = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
+        self.by_class = [np.flatnonzero(labels == label) for label in range(self.classes)]
         if min(map(len, self.by_class)) < 2:
             raise PromptError(
                 "Demonstrations need at least two examples per class, one of which is shown with the other. Raise --k."

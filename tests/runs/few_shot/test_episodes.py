@@ -52,7 +52,7 @@ def examples(count=12):
 
 def test_demonstrations_have_one_example_of_each_class():
     texts, labels = examples()
-    demonstrations = Demonstrations(texts, labels)
+    demonstrations = Demonstrations(texts, labels, 3)
     seen = set()
     for seed in range(50):
         drawn = demonstrations.draw(np.random.default_rng(seed), exclude=4)
@@ -61,12 +61,14 @@ def test_demonstrations_have_one_example_of_each_class():
         seen |= {text[0][0] for text, _ in drawn}
     assert seen == set(range(12)) - {4}
     with pytest.raises(PromptError, match="at least two examples per class"):
-        Demonstrations(*examples(5))
+        Demonstrations(*examples(5), 3)
+    with pytest.raises(PromptError, match="at least two examples per class"):
+        Demonstrations(texts, labels, 4)  # None of the last class.
 
 
 def test_demonstrations_are_from_the_most_similar_half_of_a_class():
     texts, labels = examples()
-    demonstrations = Demonstrations(texts, labels)
+    demonstrations = Demonstrations(texts, labels, 3)
     similarities = np.arange(12.0)
     seen = set()
     for seed in range(50):
@@ -104,7 +106,7 @@ def demonstrations_of(encoder, row):
 
 def test_training_inputs_resample_demonstrations_other_than_the_text(encoder, encoded):
     texts, labels = encoded
-    inputs = TrainingInputs(encoder, texts, labels, 7, Demonstrations(texts, labels), length=60)
+    inputs = TrainingInputs(encoder, texts, labels, 7, Demonstrations(texts, labels, 3), length=60)
     rows = [inputs[index] for index in range(60)]
     beside = {}
     for row in rows:
@@ -119,12 +121,12 @@ def test_training_inputs_resample_demonstrations_other_than_the_text(encoder, en
     assert all(len(set(order)) == 12 for order in orders) and orders[0] != orders[1] != orders[2]
     # The input at an index depends only on the seed.
     assert inputs[41] == rows[41]
-    assert TrainingInputs(encoder, texts, labels, 8, Demonstrations(texts, labels), length=60)[41] != rows[41]
+    assert TrainingInputs(encoder, texts, labels, 8, Demonstrations(texts, labels, 3), length=60)[41] != rows[41]
 
 
 def test_evaluation_averages_sets_that_do_not_depend_on_other_rows(encoder, encoded):
     texts, labels = encoded
-    demonstrations = Demonstrations(texts, labels)
+    demonstrations = Demonstrations(texts, labels, 3)
     inputs = EvaluationInputs(encoder, texts[:5], labels[:5], 7, demonstrations, sets=3)
     alone = EvaluationInputs(encoder, texts[2:3], None, 7, demonstrations, sets=3)
     assert len(inputs) == 15 and inputs[0]["label"] == inputs[2]["label"] == labels[0]
