@@ -242,12 +242,14 @@ def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Pa
     """
     repo = _check_repo(repo_id, revision, config)
     if config is None:
-        patterns = [MANIFEST_FILE, f"{DATA_FOLDER}/*"]
+        first, others = [MANIFEST_FILE], f"{DATA_FOLDER}/*"
     else:
-        patterns = [f"{config}/*", RELEASED_FILE.format(config)]
-    snapshot = fetch(repo, allow_patterns=patterns)
+        first, others = [f"{config}/{MANIFEST_FILE}", RELEASED_FILE.format(config)], f"{config}/*"
+    snapshot = fetch(repo, allow_patterns=first)
     folder = snapshot if config is None else snapshot / config
+    # The data only now: those of a corpus that was passed as a subset by mistake may fill a disk.
     if (folder / MANIFEST_FILE).is_file():
+        fetch(replace(repo, revision=snapshot.name), allow_patterns=others)
         return folder, snapshot.name
     if config is not None and (released := snapshot / RELEASED_FILE.format(config)).is_file():
         return read_released(released, repo_id, snapshot.name), snapshot.name

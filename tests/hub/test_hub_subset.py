@@ -237,6 +237,14 @@ class TestRefusals:
         with pytest.raises((HubError, RetrievalError), match=message):
             Subset.open(name)
 
+    @pytest.mark.parametrize("name", ["alice/corpus", "alice/corpus:en"])
+    def test_data_of_a_repository_without_the_subset_are_not_downloaded(self, hub, name):
+        files = ("data/train-0.parquet", "en/train-0.parquet", "en/manifest.txt")
+        hub.put("alice/corpus", dict.fromkeys(files, b"large"), "dataset")
+        with pytest.raises(RetrievalError, match="has no subset"):
+            Subset.open(name)
+        assert not [path for _, path in hub.log if "/resolve/" in path]
+
     def test_damaged_subset_is_refused(self, hub, subset):
         subset.push_to_hub("alice/passages", config="small")
         hub.put("alice/passages", {"small/train-00000-of-00001.parquet": b"PAR1"}, "dataset")
