@@ -23,8 +23,8 @@ from hf_tlm.utils.shown import named_columns
 
 logger = logging.getLogger(__name__)
 
-# Two of the reasons why a row cannot be used (`Bad.kind`).
-REPEATED, NO_WORDS = "a repeated id", "a sentence that is no list of words"
+# Some of the reasons why a row cannot be used (`Bad.kind`).
+REPEATED, NO_ID, NO_WORDS = "a repeated id", "no id", "a sentence that is no list of words"
 # Advice for errors, by reason.
 SENTENCES = (
     "A row is a sentence, whose tokens and tags are lists (jsonl, parquet). A file with one word and its tag per line, and "
@@ -130,10 +130,10 @@ def format_dropped(bad: Mapping[str, int]) -> str:
 def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
     """Return what to do about rows with these reasons, other than correcting them: sentences with a space before each.
 
-    Repeated ids suggest that the id column identifies something other than rows; a list or an object may contain texts.
+    Repeated or missing ids suggest that the id column is not one of ids of rows; a list or an object may contain texts.
     """
     sentences, kinds = "", set(kinds)
-    if REPEATED in kinds:
+    if kinds & {REPEATED, NO_ID}:
         column, other = (spec.id_column, "remove the option") if spec.id_column else ("id", "rename it")
         default_note = "" if spec.id_column else ": a column id is used by default"
         sentences += f" If {column} does not identify rows, choose another --id_column, or {other}{default_note}."
@@ -206,7 +206,7 @@ def collect_usable_rows(
     for row, (identifier, value) in enumerate(zip(ids, values, strict=True)):
         if not isinstance(value, Bad):
             if identifier is None:
-                value = Bad("no id")
+                value = Bad(NO_ID)
             elif unique and identifier in seen_ids:
                 value = Bad(REPEATED)
         if isinstance(value, Bad):

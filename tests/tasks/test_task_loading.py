@@ -352,6 +352,9 @@ def test_repeated_ids_suggest_another_id_column(caplog):
 def test_null_ids_are_bad_rows():
     with pytest.raises(TaskError, match="1 of 8 rows with no id; the first is row 6"):
         from_splits(GOOD, BAD)
+    empty = Dataset.from_list([{"text": f"text {i}", "label": "ab"[i % 2], "id": None} for i in range(60)])
+    with pytest.raises(TaskError, match="If id does not identify rows, choose another --id_column, or rename it"):
+        load_task(empty)
 
 
 def test_dropped_rows_stay_aligned_with_their_labels_and_are_counted(caplog):
