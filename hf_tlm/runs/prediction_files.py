@@ -342,10 +342,13 @@ def _flatten_prediction(prediction: Mapping[str, Any]) -> dict[str, Any]:
 def _to_spreadsheet_value(value: Any) -> Any:
     """Convert a value to one that a spreadsheet can hold.
 
-    Dicts and lists become JSON; times with a time zone and other types become Python's text of them.
+    Dicts and lists become JSON; times with a time zone, integers of more than 15 digits, which Excel rounds, and other types
+    become Python's text of them.
     """
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, int) and abs(value) >= 10**15:
+        return str(value)
     is_simple = value is None or isinstance(value, (str, int, float, Decimal, datetime.date, datetime.time))
     return value if is_simple and getattr(value, "tzinfo", None) is None else str(value)
 

@@ -267,8 +267,12 @@ def test_excel_and_csv_keep_the_values_of_the_input(tmp_path):
         "price": [decimal.Decimal("1.50")],
         "error": ["#N/A"],
         "list": [["a", 1]],
+        "tweet": [1234567890123456789],
     }
     read = write_and_read(tmp_path / "out.xlsx", given)
+    assert read["tweet"] == given["tweet"]  # A cell with a number would be 1234567890123457024, and in Excel end in 50000.
+    late = write_and_read(tmp_path / "late.xlsx", {"tweet": [1, None]}, {"tweet": [1234567890123456789]})
+    assert list(map(str, late["tweet"])) == ["1", "", "1234567890123456789"]
     assert read["when"] == ["2020-01-31 12:00:00+02:00"] and read["for"] == ["1:00:00"] and read["list"] == ['["a", 1]']
     assert read["price"] == [1.5] and read["error"] == ["#N/A"]
     read = write_and_read(tmp_path / "out.csv", given)
