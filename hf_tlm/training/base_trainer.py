@@ -176,6 +176,8 @@ class ResumableTrainer(Trainer):
 
     def _init_training_state(self, *args, **kwargs):
         result = super()._init_training_state(*args, **kwargs)
+        # The Trainer would log and save at the checkpoint's intervals, also if the command has others now.
+        self.state.compute_steps(self.args, self.state.max_steps)
         # A checkpoint records the name of the best one, not its path.
         if self._resumed_from is not None and (best := best_of(Path(self._resumed_from))) is not None and best.is_dir():
             self.state.best_model_checkpoint = str(best)

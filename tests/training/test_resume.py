@@ -115,6 +115,15 @@ def test_training_loss_after_a_resume_covers_all_steps(tmp_path, data, tokenizer
     assert found.training_loss == run.state.log_history[-1]["train_loss"] == pytest.approx(expected.training_loss)
 
 
+def test_resumed_training_logs_and_saves_as_often_as_it_is_told_now(tmp_path, data, tokenizer):
+    settings = {**COMMON, "max_steps": 4, "save_strategy": "steps"}
+    trainer(tmp_path, data, tokenizer, **settings, save_steps=2, logging_steps=4, callbacks=[StopAfter(2)]).train()
+    run = trainer(tmp_path, data, tokenizer, **settings, save_steps=1, logging_steps=1)
+    run.train(resume_from_checkpoint=True)
+    assert [entry["step"] for entry in run.state.log_history if "loss" in entry] == [3, 4]
+    assert (tmp_path / "checkpoint-3").is_dir()
+
+
 def test_unknown_training_loss_is_left_out(tmp_path, data, tokenizer):
     """Older checkpoints do not have the sum of the losses."""
     settings = {**COMMON, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
