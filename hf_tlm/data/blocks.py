@@ -39,8 +39,8 @@ SCHEMA = Features({"input_ids": List(Value("int32"))}).arrow_schema
 BLOCKS_FILE, STATE_FILE, TOTALS_FILE = "blocks.arrow", "state.json", "totals.json"
 SHARD_SIZE = 1 << 14
 POLL_SECONDS = 0.05
-# Increase it when equal settings would give other blocks.
-_FORMAT_VERSION = 1
+# By mode. Increase one when equal settings would give other blocks.
+_FORMAT_VERSIONS = {CONTIGUOUS: 1, SENTENCES: 2}
 
 
 class BlockMaker:
@@ -148,9 +148,11 @@ class BlockMaker:
 
 
 def _split_sentences(text: str, ids: list[int], offsets: list[tuple[int, int]]) -> list[list[int]]:
-    """Split the token ids of a text into sentences. A token belongs to the sentence in which it begins."""
+    """Split the token ids of a text into sentences. A token belongs to the sentence in which its first letter is."""
     starts = [start for start, _ in sentences(text)][1:]
-    cuts = [0, *np.searchsorted([start for start, _ in offsets], starts).tolist(), len(ids)]
+    # The space before a word belongs to the word's token, and some tokenizers count it in the offsets.
+    first_letters = [end - len(text[start:end].lstrip()) for start, end in offsets]
+    cuts = [0, *np.searchsorted(first_letters, starts).tolist(), len(ids)]
     return [ids[start:end] for start, end in zip(cuts, cuts[1:], strict=False) if end > start]
 
 
@@ -199,7 +201,7 @@ class BlockShards:
     @cached_property
     def folder(self) -> Path:
         settings = [
-            [_FORMAT_VERSION, self.corpus.fingerprint, self.corpus.skip_bad_files, self.mode, self.max_length],
+            [_FORMAT_VERSIONS[self.mode], self.corpus.fingerprint, self.corpus.skip_bad_files, self.mode, self.max_length],
             [self.shard_size, self.validation_share, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id],
             backend_settings(self.tokenizer),
         ]

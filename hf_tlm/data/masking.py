@@ -112,7 +112,7 @@ def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     space_mark = max(mark_counts, key=mark_counts.__getitem__)
     if type(model).__name__ == "WordPiece":
         flags = [token.startswith(model.continuing_subword_prefix) for token in tokens]
-    elif mark_counts[space_mark]:
+    elif mark_counts[space_mark] and not getattr(model, "end_of_word_suffix", None):
         flags = [not token.startswith((space_mark, "\u010a", " ")) for token in tokens]  # Newlines; spaces of added tokens.
     else:
         raise TokenizerError(

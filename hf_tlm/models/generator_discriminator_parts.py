@@ -375,6 +375,8 @@ def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] 
     They are in its folder `discriminator` or at its top level.
     """
     for folder in (DISCRIMINATOR, ""):
+        if file := _find_file(name_or_path, folder, options, RTD_HEAD_FILE):
+            return load_file(file)
         if not _find_file(name_or_path, folder, options):
             continue
         if AutoConfig.from_pretrained(name_or_path, subfolder=folder, **options).model_type == "electra":
@@ -383,18 +385,18 @@ def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] 
             )
             if not any(name.startswith("discriminator_predictions.") for name in info["missing_keys"]):
                 return stock.discriminator_predictions.state_dict()
-        elif file := _find_file(name_or_path, folder, options, RTD_HEAD_FILE):
-            return load_file(file)
     return None
 
 
 def clm_heads_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:
     """Return the weights of a checkpoint's heads for corrective language modelling, or None.
 
-    For a COCO-LM body they are in its folder `mlm` or at its top level, for other bodies in `discriminator`.
+    For a COCO-LM body they are in its folder `mlm` or at its top level, for other bodies in `discriminator` or at its top
+    level.
     """
-    if file := _find_file(name_or_path, DISCRIMINATOR, options, CLM_HEADS_FILE):
-        return load_file(file)
+    for folder in (DISCRIMINATOR, ""):
+        if file := _find_file(name_or_path, folder, options, CLM_HEADS_FILE):
+            return load_file(file)
     for folder in (MLM_SUBFOLDER, ""):
         if not _find_file(name_or_path, folder, options):
             continue

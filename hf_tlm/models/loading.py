@@ -120,6 +120,9 @@ def build_config(
         "id2label": id2label,
         "label2id": {label: index for index, label in id2label.items()},
         "pad_token_id": tokenizer.pad_token_id,
+        # A checkpoint's config has those of its weights and of its task.
+        "dtype": None,
+        "problem_type": None,
     }
     specials = {
         "bos_token_id": tokenizer.bos_token_id,
@@ -335,6 +338,7 @@ def load_classifier(folder: str, name: str, *, id2label: dict[int, str], **optio
     """
     label2id = {label: index for index, label in id2label.items()}
     config = AutoConfig.from_pretrained(folder, id2label=id2label, label2id=label2id, **options)
+    config.problem_type = None  # That of the checkpoint's own task, such as several labels per text.
     family_of(config)
     model, info = load_stock(AutoModelForSequenceClassification, folder, config, **options)
     return model, head_is_new(model, new_weights(model, info, name))

@@ -6,6 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast, RobertaTokenizer
 
 from hf_tlm.data import BlockMaker, BlocksError, TokenizerError
+from support.kind_toys import TOKENIZERS
 
 TEXTS = [
     "The gene binds. The cell meets the drug! The acid raises the tumor and the protein and the receptor.",
@@ -101,6 +102,18 @@ def test_byte_level_blocks_keep_preceding_spaces(byte_level, mode):
     assert {(block[0], block[-1]) for block in blocks} == {(0, 2)}
     if mode == "sentences":
         assert [byte_level.decode(block[1:-1]) for block in blocks] == ["A cell.", " the gene!", " the end."]
+
+
+def test_sentences_begin_with_their_first_word():
+    """Tokenizers like ModernBERT's count the space before a word among its characters."""
+    tokenizer = TOKENIZERS["modernbert"]()
+    sentences = ["the enzyme is in the cell.", "Where is it?", "The receptor meets it.", "the gene"]
+    blocks, _ = make_blocks(tokenizer, 40, "sentences", [" ".join(sentences)])
+    assert len(blocks) > 1
+    text = " ".join(sentences)
+    decoded = [tokenizer.decode(block[1:-1]) for block in blocks]
+    assert "".join(decoded) == text
+    assert all(block[-1] in ".?" for block in decoded[:-1]), decoded
 
 
 def test_invalid_arguments_are_refused(tokenizer):

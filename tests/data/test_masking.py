@@ -199,5 +199,11 @@ def test_tokenizer_without_word_starts_is_refused():
         pad_token="[PAD]",
         mask_token="[MASK]",
     )
-    with pytest.raises(TokenizerError, match="whole_word_mask needs tokens that show where words begin"):
-        word_continuations(plain)
+    # Byte pairs that mark the ends of words; one begins with a Maltese letter, the mark of spaces in other vocabularies.
+    pieces = {piece: index for index, piece in enumerate(["[PAD]", "[MASK]", "a", "b</w>", "\u0120</w>"])}
+    ends = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(pieces, [], end_of_word_suffix="</w>")), pad_token="[PAD]", mask_token="[MASK]"
+    )
+    for tokenizer in (plain, ends):
+        with pytest.raises(TokenizerError, match="whole_word_mask needs tokens that show where words begin"):
+            word_continuations(tokenizer)

@@ -111,6 +111,18 @@ def test_export_loads_as_stock_classes_and_again(tokenizer, tmp_path):
         torch.testing.assert_close(again(**inputs)[name], model(**inputs)[name], rtol=1e-6, atol=1e-6)
 
 
+def test_heads_of_an_export_without_a_classifier_are_loaded(tokenizer, tmp_path):
+    """They are beside the body, which is in the folder itself."""
+    model, inputs = composite().eval(), batch(tokenizer)
+    del inputs["labels"]
+    export_stock(model, tokenizer, tmp_path, classifier=False)
+    assert (tmp_path / "clm_heads.safetensors").is_file()
+    again = load_exported(tmp_path, id2label=LABELS).eval()
+    again.lm_loss = CLM.lm_loss
+    for name in ("copy_logits", "lm_loss"):
+        torch.testing.assert_close(again(**inputs)[name], model(**inputs)[name], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_run_with_a_modernbert_body_exports_stock(tmp_path, task, corpus):
     config = {"model_type": "modernbert", **{k: v for k, v in CONFIG.items() if k not in ("vocab_size", "num_labels")}}

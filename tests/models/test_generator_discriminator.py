@@ -281,6 +281,19 @@ def test_export_without_a_classifier_is_the_discriminator(tokenizer, tmp_path):
     torch.testing.assert_close(again(**inputs).rtd_logits, model(**inputs).rtd_logits)
 
 
+@pytest.mark.parametrize("classifier", [True, False])
+def test_single_layer_head_of_an_electra_body_round_trips(tokenizer, tmp_path, classifier):
+    """Stock ElectraForPreTraining has a head of two layers, so this one is saved beside the body."""
+    set_seed(0)
+    config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
+    model = GeneratorDiscriminator.from_config(config, generator_config(config, 0.5), heads="rtd_linear").eval()
+    export_stock(model, tokenizer, tmp_path / "out", classifier=classifier)
+    inputs = batch(tokenizer)
+    del inputs["labels"]
+    again = load_exported(tmp_path / "out", id2label=LABELS).eval()
+    torch.testing.assert_close(again(**inputs).rtd_logits, model(**inputs).rtd_logits)
+
+
 def test_composite_is_loaded_from_stock_folders(tokenizer, tmp_path, caplog):
     """With discriminator and generator in separate folders, like google/electra-*."""
     config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])

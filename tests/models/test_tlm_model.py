@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_tlm.models import GeneratorDiscriminator, ModelError, TlmModel, build_config, export_stock
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedSum
@@ -167,6 +167,24 @@ def test_checkpoint_round_trip_and_classifier_reset(model_type, tokenizer, tmp_p
     assert torch.equal(model(**inputs).mlm_loss, loaded(**inputs).mlm_loss)
     more = TlmModel.from_checkpoint(str(tmp_path / "m"), id2label=dict(enumerate("abcde")))
     assert more(**{**inputs, "labels": inputs["labels"]}).logits.shape == (4, 5)
+
+
+def test_kind_of_task_of_a_checkpoint_is_not_exported(tokenizer, tmp_path):
+    """With it, pipelines and predictions would treat the new classes as several labels per text, or as values."""
+    config = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"], problem_type="multi_label_classification")
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "tags")
+    loaded = TlmModel.from_checkpoint(str(tmp_path / "tags"), id2label=["a", "b"])
+    built = build_config(str(tmp_path / "tags"), tokenizer, id2label=["a", "b"], max_length=16)
+    for index, model in enumerate((loaded, TlmModel.from_config(built))):
+        export_stock(model, tokenizer, tmp_path / f"out-{index}")
+        assert AutoConfig.from_pretrained(tmp_path / f"out-{index}").problem_type is None
+
+
+def test_model_from_the_config_of_a_half_precision_checkpoint_is_in_float32(tokenizer, tmp_path):
+    config = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"])
+    AutoModelForMaskedLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    built = build_config(str(tmp_path), tokenizer, id2label=["a", "b"], max_length=16)
+    assert TlmModel.from_config(built).dtype == torch.float32
 
 
 def test_only_missing_heads_are_warned_about(tokenizer, tmp_path, monkeypatch, caplog):
