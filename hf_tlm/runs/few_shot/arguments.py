@@ -96,18 +96,18 @@ class FewShotArguments(BaseArguments):
     max_length: int = option(
         128, "Maximum length of an input in tokens: texts are truncated, the longest first; the prompt never is."
     )
-    truncation: str = option(
+    truncation: Annotated[str, _NO_PROMPT] = option(
         "longest",
         "How to shorten inputs longer than max_length. longest: truncate texts, the longest first. tail: cut off everything "
         "after max_length tokens, demonstrations too, as in LM-BFF's code; the mask is kept.",
         choices=["longest", "tail"],
     )
-    first_text_limit: int | None = option(
+    first_text_limit: Annotated[int | None, _NO_PROMPT] = option(
         None,
         "Maximum length in tokens of the first text of the row to classify, applied before max_length. LM-BFF uses 240 for "
         "RTE, with max_length 256.",
     )
-    other_text_limit: int | None = option(
+    other_text_limit: Annotated[int | None, _NO_PROMPT] = option(
         None, "The same for all other texts: the second texts of pairs, and the texts of demonstrations."
     )
     optim: str = option("adamw_torch_fused", "One of the Trainer's optimizers: adamw_torch_fused, adamw_torch, ...")
