@@ -172,10 +172,10 @@ class PredictorArguments:
     fp16_full_eval: Annotated[bool, _WITH_ONNX] = option(False, "Compute in float16.")
 
     def __post_init__(self):
+        check_ranges(self, ArgumentsError)
         if (self.data is None) == (not self.text):
             received = "neither" if self.data is None else "both"
             raise ArgumentsError(f"Expected --data, a file to predict on, or --text, texts; received {received}.")
-        check_ranges(self, ArgumentsError)
         check_data("data", self.data)
         check_effects(self, ArgumentsError)
 
