@@ -118,6 +118,15 @@ def test_freed_memory_is_given_back_after_each_evaluation(tmp_path, data, tokeni
     assert len(given_back) == 2
 
 
+@pytest.mark.parametrize(("seconds", "times"), [(60.0, 0), (0.0, 3)])
+def test_freed_memory_is_given_back_from_time_to_time(tmp_path, data, tokenizer, monkeypatch, seconds, times):
+    given_back = []
+    monkeypatch.setattr(base_trainer, "give_back_freed_memory", lambda: given_back.append(True))
+    monkeypatch.setattr(base_trainer, "SECONDS_OF_KEPT_MEMORY", seconds)
+    trainer(tmp_path, data, tokenizer, max_steps=3, max_length=32).train()
+    assert len(given_back) == times
+
+
 def test_memory_is_not_pinned_without_an_accelerator(tmp_path, data, tokenizer, recwarn):
     """torch warned about it for every data loader."""
     run = trainer(tmp_path, data, tokenizer, max_steps=1, use_cpu=False)
