@@ -131,7 +131,7 @@ TOPICS = (
         "real_tasks",
         "Real tasks, from scratch",
         "How much do retrieval and selection gain on labelled tasks, compared with a linear model and a pretrained encoder?",
-        ["findings.md", "additions/long_texts.md"],
+        ["findings.md", "additions/long_texts.md", "night.md"],
         scores=(
             Scores(
                 "A coffee break of one core (`tlm/coffee`)",
