@@ -133,7 +133,7 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
     name = f"{repo.type} repository {repo.id}"
     # Usually a misspelt path: a name that is no local path is looked for on the Hub.
     absent = f"There is no local path {repo.id}, and " * reading
-    hint = suggested_path(repo.id) * reading
+    hint = suggested_path(repo.id) if reading else ""
     if isinstance(cause, GatedRepoError):
         page = f"{constants.ENDPOINT}/{repo.page}"
         return f"The {name} is gated: ask for access at {page}, with the account of your token. {log_in()}."

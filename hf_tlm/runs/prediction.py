@@ -126,19 +126,17 @@ def predict(
             table without predictions, or cannot be written.
         TaskError: see `unlabelled`.
     """
-    if backend not in ("torch", "onnx"):
-        raise ArgumentsError(f"backend must be torch or onnx; received {backend!r:.60}.")
-    check_dtypes([onnx_dtype])
     names, data = model_names(model_name_or_path), data_name(data)
-    graph = None if backend == "torch" else ONNX_FILES[onnx_dtype]
-    source_options = {"trust_remote_code": trust_remote_code, "text_columns": text_columns, "max_length": max_length}
-    sources = find_sources(names, graph, **source_options)
-    if max_length is not None and all(one.linear for one in sources):
-        raise ArgumentsError("max_length has no effect: a linear model reads complete texts. Remove it.")
+    source_options: dict[str, Any] = {
+        "trust_remote_code": trust_remote_code,
+        "text_columns": text_columns,
+        "max_length": max_length,
+    }
+    sources = find_sources(names, backend, onnx_dtype, **source_options)
     file = _create_prediction_file(names, data, output, predict_format, sources, separator)
     with contextlib.ExitStack() as stack:
-        machine = {"trust_remote_code": trust_remote_code, **options}
-        predictors = stack.enter_context(open_predictors(sources, graph and onnx_dtype, num_threads, **machine))
+        machine: dict[str, Any] = {"backend": backend, "onnx_dtype": onnx_dtype, "num_threads": num_threads}
+        predictors = stack.enter_context(open_predictors(sources, **machine, trust_remote_code=trust_remote_code, **options))
         args = predictors[0].args
         is_main = args.process_index == 0
         if is_main:
@@ -163,12 +161,12 @@ def predict(
 
 @contextlib.contextmanager
 def open_predictors(
-    sources: Sequence[Source], onnx_dtype: str | None = None, num_threads: int | None = None, **options: Any
+    sources: Sequence[Source], *, backend: str, onnx_dtype: str, num_threads: int | None, **options: Any
 ) -> Iterator[list[Predictor]]:
     """Open several models for prediction, see `open_predictor`.
 
     Args:
-        onnx_dtype: run exported graphs of this dtype, on `num_threads`; None: run the weights with torch.
+        backend, onnx_dtype, num_threads: see `predict`.
 
     Raises:
         ArgumentsError: graphs are to run in several processes.
@@ -177,9 +175,9 @@ def open_predictors(
     with contextlib.ExitStack() as stack:
         # Linear models first: after a network's Trainer no other arguments may set up the process.
         for index, one in sorted(enumerate(sources), key=lambda pair: not pair[1].linear):
-            exported = None if onnx_dtype is None or one.linear else OnnxModel(one.folder, onnx_dtype, num_threads)
+            exported = None if backend == "torch" or one.linear else OnnxModel(one.folder, onnx_dtype, num_threads)
             predictors[index] = stack.enter_context(open_predictor(one, exported=exported, **options))
-        if onnx_dtype is not None and predictors[0].args.world_size > 1:
+        if backend == "onnx" and predictors[0].args.world_size > 1:
             raise ArgumentsError("--backend onnx runs in one process, with --num_threads; several were started. Start one.")
         yield [predictors[index] for index in range(len(sources))]
 
@@ -403,21 +401,31 @@ def check_predictable(
     next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows, separator=separator), None)
 
 
-def find_sources(names: Sequence[str], graph: str | None, **options: Any) -> list[Source]:
-    """Find the models, and check that several can be averaged.
+def find_sources(
+    names: Sequence[str], backend: str, onnx_dtype: str, *, max_length: int | None, **options: Any
+) -> list[Source]:
+    """Find the models, and check that the backend can run them and that several can be averaged.
 
-    graph: the file of an export for onnxruntime; None: the weights for torch.
+    Args:
+        backend, onnx_dtype, max_length: see `predict`.
+        options: further arguments of `find_source`.
 
     Raises:
-        ModelError: a model is an export and `graph` is None, or several cannot be averaged; see also `find_source`.
+        ModelError: a model is an export and the backend torch, or several cannot be averaged; see also `find_source`.
+        ArgumentsError: there is no such backend or dtype, or `max_length` is given for linear models alone.
     """
-    files = FILES if graph is None else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, graph]
-    sources = [find_source(name, files=files, **options) for name in names]
+    if backend not in ("torch", "onnx"):
+        raise ArgumentsError(f"backend must be torch or onnx; received {backend!r:.60}.")
+    check_dtypes([onnx_dtype])
+    files = FILES if backend == "torch" else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, ONNX_FILES[onnx_dtype]]
+    sources = [find_source(name, files=files, max_length=max_length, **options) for name in names]
     for name, source in zip(names, sources, strict=True):
-        if graph is None and is_export(source.folder):
+        if backend == "torch" and is_export(source.folder):
             raise ModelError(f"{name} is an export, which needs onnxruntime. Pass --backend onnx.")
     if len(names) > 1:
         check_alike(names, sources)
+    if max_length is not None and all(one.linear for one in sources):
+        raise ArgumentsError("max_length has no effect: a linear model reads complete texts. Remove it.")
     return sources
 
 

@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.models.onnx_session import check_dtypes
 from hf_tlm.runs.averaging import KINDS, model_names
 from hf_tlm.runs.prediction import average_predictions, find_sources, open_predictors, restore_random_states
 from hf_tlm.tasks.reading import unlabelled
 from hf_tlm.training import ArgumentsError
-from hf_tlm.utils.run_files import ONNX_FILES
 from hf_tlm.utils.shown import counted, kind_of, one_line
 
 # Number of classes that are shown of a text.
@@ -54,12 +52,8 @@ def predict_texts(
         ModelError: see `predict`.
     """
     check_texts(texts)
-    if backend not in ("torch", "onnx"):
-        raise ArgumentsError(f"backend must be torch or onnx; received {backend!r:.60}.")
-    check_dtypes([onnx_dtype])
-    graph = None if backend == "torch" else ONNX_FILES[onnx_dtype]
-    code = {"trust_remote_code": trust_remote_code}
-    sources = find_sources(model_names(model_name_or_path), graph, text_columns=None, max_length=max_length, **code)
+    names = model_names(model_name_or_path)
+    sources = find_sources(names, backend, onnx_dtype, max_length=max_length, trust_remote_code=trust_remote_code)
     spec = sources[0].spec
     if spec.kind not in KINDS:
         raise ArgumentsError(f"texts are for {' and '.join(KINDS)}; {sources[0].folder} is for {spec.kind}. Pass a file.")
@@ -68,9 +62,10 @@ def predict_texts(
         raise ArgumentsError(
             f"texts: the model reads pairs, first and second text in turn; received {counted(len(texts), 'text')}."
         )
+    machine: dict[str, Any] = {"backend": backend, "onnx_dtype": onnx_dtype, "num_threads": num_threads}
     with (
         tempfile.TemporaryDirectory() as scratch,
-        open_predictors(sources, graph and onnx_dtype, num_threads, **code, **options) as predictors,
+        open_predictors(sources, **machine, trust_remote_code=trust_remote_code, **options) as predictors,
     ):
         file = Path(scratch) / "texts.jsonl"
         rows = (dict(zip(columns, pair, strict=True)) for pair in zip(*[iter(texts)] * len(columns), strict=True))
@@ -82,7 +77,7 @@ def predict_texts(
 def check_texts(texts: Any) -> None:
     """Check that an argument is a list of texts, none of them blank, or raise an ArgumentsError."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
-        received = "a str. Give [text]" if isinstance(texts, str) else "none" if texts == [] else kind_of(texts)
+        received = "a str. Give [text]" if isinstance(texts, str) else kind_of(texts) if texts else "none"
         raise ArgumentsError(f"texts: expected a list of texts; received {received}.")
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():

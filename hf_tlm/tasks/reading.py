@@ -476,7 +476,7 @@ def data_name(data: Any) -> str:
 
 def may_be_hub_task(name: str) -> bool:
     """Return whether a name that is no local file may be a Hub id; owner/name.csv is the path of a missing file."""
-    return may_be_repo(name) and strip_compression(Path(name)).suffix not in BUILDERS
+    return may_be_repo(name) and suffix_of(Path(name)) not in BUILDERS
 
 
 def _stream_source(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Iterator[dict[str, list]]:

@@ -146,7 +146,7 @@ def suggested_path(path: str) -> str:
     The paths are compared where they part: for runs/mien/seed-0 beside the folder runs/mine it names runs/mine.
     """
     missing = PurePath(path)
-    while not os.path.isdir(missing.parent):
+    while missing.parent != missing and not os.path.isdir(missing.parent):
         missing = missing.parent
     try:
         names = os.listdir(missing.parent)

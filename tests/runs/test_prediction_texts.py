@@ -5,7 +5,7 @@ import json
 import pytest
 from datasets import Dataset
 
-from hf_tlm.runs import export_onnx, predict, predict_texts, predictions_to_text
+from hf_tlm.runs import export_onnx, linear_model, predict, predict_texts, predictions_to_text
 from hf_tlm.runs.arguments import PredictorArguments
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError
@@ -83,6 +83,13 @@ def test_model_of_another_kind_is_refused(base, tmp_path):
     go(tmp_path / "run", base, task_from_datasets(TaskSpec("tags", "-", kind="tagging"), splits), max_steps=1)
     with pytest.raises(ArgumentsError, match="texts are for classification and regression; .*is for tagging. Pass a file"):
         predict_texts(str(tmp_path / "run"), TEXTS, **CPU)
+
+
+def test_length_is_refused_for_a_linear_model(tmp_path):
+    task = make_task(train=12)
+    linear_model(task).save(tmp_path, task)
+    with pytest.raises(ArgumentsError, match="max_length has no effect: a linear model reads complete texts"):
+        predict_texts(str(tmp_path), TEXTS, max_length=8, **CPU)
 
 
 def test_most_probable_classes_are_shown_first():
