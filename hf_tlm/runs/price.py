@@ -65,7 +65,7 @@ def price(folder: Path) -> dict[str, Any]:
         megabytes (see `megabytes`), and for a model of a class of transformers, or COCO-LM, whose inputs are texts or pairs:
         parameters, milliseconds and texts_per_second, the last two {"32": ..., "128": ...} by the length in tokens. Lengths
         beyond the model's limit are left out, and models of more than 10^9 parameters have no times. An adapter has only
-        megabytes.
+        megabytes, without those of its base model, and adapter (True).
     """
     costs: dict[str, Any] = {"megabytes": megabytes(folder)}
     threads = torch.get_num_threads()
@@ -81,7 +81,9 @@ def price(folder: Path) -> dict[str, Any]:
 
 
 def _measure_model(folder: Path) -> dict[str, Any]:
-    if (folder / ADAPTER_FILE).is_file() or not (folder / "config.json").is_file():
+    if (folder / ADAPTER_FILE).is_file():
+        return {"adapter": True}
+    if not (folder / "config.json").is_file():
         return {}
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     (architecture, *_) = config.architectures or [""]
@@ -205,7 +207,7 @@ def _measure_times(
 
 def price_line(costs: Mapping[str, Any]) -> str:
     """Format the cost of predictions as one line."""
-    line = f"{figures(costs['megabytes'], 3)} MB"
+    line = f"{figures(costs['megabytes'], 3)} MB{', beside the base model' if costs.get('adapter') else ''}"
     if times := costs.get("milliseconds"):
         each = [f"{figures(value)} ms for a text of {length} tokens" for length, value in times.items()]
         line += f"; {', '.join(each)}, on one core (torch, float32)"

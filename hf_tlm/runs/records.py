@@ -345,7 +345,7 @@ class SeededRun:
             lines.append(f"parameters   {trained:,} of {parameters:,} trained ({100 * trained / parameters:.2g}%)")
         lines += cost_lines(cost, " a seed")
         if price := self.best.get("price"):
-            lines.append(f"a prediction {price_line(price)}{', beside the base model' if trained < parameters else ''}")
+            lines.append(f"a prediction {price_line(price)}")
         lines.append(f"model        {self.output_dir}")
         lines += published_lines(self.push)
         return "\n".join(lines)

@@ -27,7 +27,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.streaming import StreamedBlocks
-from hf_tlm.errors import HfTlmError
+from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.models import gather_fsdp
 from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.models.loading import reading_pickles
@@ -88,6 +88,12 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        # Here, because transformers' own error comes with the first step.
+        if self.args.gradient_checkpointing and not any(hasattr(m, "gradient_checkpointing") for m in self.model.modules()):
+            raise ArgumentsError(
+                f"gradient_checkpointing: transformers cannot recompute layers of the type {self.model.config.model_type}. "
+                "Remove it, or choose another body; a smaller per_device_train_batch_size takes less memory too."
+            )
         if self.args.device.type == "cpu":
             self.args.dataloader_pin_memory = False  # It has no effect on CPUs, and torch warns of it for every loader.
         self.interruption = SigtermCallback()

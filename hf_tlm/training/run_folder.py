@@ -27,7 +27,7 @@ from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.teacher_arguments import NONE
 from hf_tlm.utils.files import atomic_file, atomic_write, remove_abandoned, sha256
-from hf_tlm.utils.json_files import Unfit, find_object, mapped, read_object, real, record, whole, words
+from hf_tlm.utils.json_files import Unfit, find_object, mapped, read_object, real, record, truth, whole, words
 from hf_tlm.utils.locks import Claim
 from hf_tlm.utils.run_files import GRID_FILE, PLACES_FILE, RESULTS_FILE, SETTINGS_FILE, TEACHER_FILE
 from hf_tlm.utils.seals import SEAL, broken_seal, write_seal
@@ -59,8 +59,11 @@ _OTHER_DATA = {
 # The cost of a prediction, which records of older versions lack.
 _TIMES = mapped(real(0, 1e12), 10)
 PRICE = record(
-    {"megabytes": real(0, 1e9), "parameters": whole(0, 2**63), "milliseconds": _TIMES, "texts_per_second": _TIMES},
-    optional=("parameters", "milliseconds", "texts_per_second"),
+    {
+        **{"megabytes": real(0, 1e9), "parameters": whole(0, 2**63), "adapter": truth},
+        **{"milliseconds": _TIMES, "texts_per_second": _TIMES},
+    },
+    optional=("parameters", "adapter", "milliseconds", "texts_per_second"),
 )
 _OPTIONAL = {"price"}
 

@@ -173,6 +173,13 @@ def test_valid_arguments_are_accepted(tmp_path, data, tokenizer):
     assert make_trainer(tmp_path, data, tokenizer, data_collator=None).train_dataset is data["train"]
 
 
+def test_gradient_checkpointing_of_a_body_without_it_is_refused(tmp_path, data, tokenizer):
+    model = TlmModel.from_config(AutoConfig.for_model("albert", **TINY_CONFIGS["albert"]))
+    with pytest.raises(ArgumentsError, match="^gradient_checkpointing: .*cannot recompute layers of the type albert. Rem"):
+        args = TlmArguments(output_dir=str(tmp_path), rho1=0, gradient_checkpointing=True, **QUIET)
+        make_trainer(tmp_path, data, tokenizer, model, args)
+
+
 def test_frozen_model_can_be_evaluated_but_not_trained(tmp_path, data, tokenizer):
     """An InfluenceScorer freezes its model."""
     trainer = make_trainer(tmp_path, data, tokenizer, model=TlmModel.from_config(config()).requires_grad_(False))

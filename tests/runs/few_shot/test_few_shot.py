@@ -239,7 +239,9 @@ def test_saved_adapter_gives_the_scored_predictions(task, checkpoint, tmp_path):
     """With `use_peft`, loading the saved model as its card describes."""
     values = {**FAST, "method": "finetune", "splits": 1, "learning_rates": [1e-2], "output_dir": str(tmp_path / "out")}
     start = CheckpointArguments(model_name_or_path=checkpoint, use_peft=True, lora_r=2)
-    (record,) = run_few_shot(task, start, FewShotArguments(**values)).splits
+    run = run_few_shot(task, start, FewShotArguments(**values))
+    assert " MB, beside the base model." in run.to_text()
+    (record,) = run.splits
     folder = tmp_path / "out" / f"split-{record['seed']}"
     lines = [json.loads(line) for line in (folder / "predictions/test.jsonl").read_text().splitlines()]
     assert record["test"]["accuracy"] == np.mean([line["prediction"] == line["label"] for line in lines])

@@ -273,6 +273,8 @@ def test_adapter_is_priced_beside_its_base_model_and_without_warnings(base, tmp_
     """Every seed's training warned of an attribute that peft reads and transformers has renamed."""
     run = go(tmp_path / "out", base, model={"use_peft": True}, max_steps=1)
     assert " MB, beside the base model\n" in run.to_text()
+    assert " MB, beside the base model." in (tmp_path / "out/README.md").read_text()
+    assert dict(about._model_facts(read_run(tmp_path / "out")))["Cost of a prediction"].endswith("beside the base model")
     load_merged(tmp_path / "out", "AutoModelForSequenceClassification")
     assert not [warning for warning in recwarn if "gradient_checkpointing" in str(warning.message)]
 
@@ -335,6 +337,15 @@ def test_invalid_arguments_are_refused(base, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         go(tmp_path / "out", base, **changes)
     assert not (tmp_path / "out" / "seed-0").exists()
+
+
+@pytest.mark.parametrize("model", [{}, {"use_peft": True}])
+def test_gradient_checkpointing_of_a_body_without_it_is_refused(tokenizer, tmp_path, model):
+    """transformers' own error named a class, at the first step."""
+    albert = pretrained(tmp_path / "base", tokenizer, "albert")
+    with pytest.raises(ValueError, match="gradient_checkpointing: .*cannot recompute layers of the type albert. Rem"):
+        go(tmp_path / "out", albert, model=model, gradient_checkpointing=True, max_steps=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_missing_checkpoint_and_too_small_vocabulary_are_refused(base, tokenizer, tmp_path):
