@@ -248,7 +248,7 @@ def _encode(
     if limit is not None and longest > limit:
         raise AnalysisError(
             f"A text has {longest} tokens, but the model has {limit} positions. Truncate texts to {limit} tokens or fewer "
-            "(max_length, --max_length)."
+            "(--max_length; for the text that is drawn, --heads_tokens)."
         )
     num_embeddings, largest = model.get_input_embeddings().num_embeddings, max(max(row["input_ids"]) for row in rows)
     if largest >= num_embeddings:

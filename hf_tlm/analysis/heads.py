@@ -241,8 +241,8 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments)
         model, tokenizer = load_encoder(
             name_or_path, max_length=args.max_length, trust_remote_code=trust, attn_implementation="eager"
         )
-        heads = attention.measure_heads(model, tokenizer, texts, name=name, **limits)
-        by_model[name] = (heads, attention.text_maps(model, tokenizer, text, options.heads_tokens))
+        maps = attention.text_maps(model, tokenizer, text, options.heads_tokens)  # First, as it is refused if too long.
+        by_model[name] = (attention.measure_heads(model, tokenizer, texts, name=name, **limits), maps)
     shares = {name: attention.layer_shares(heads) for name, (heads, _) in by_model.items()}
     table = shares_table(shares)
     counts = [{"model": name, "kind": head.kind} | asdict(head) for name, (heads, _) in by_model.items() for head in heads]

@@ -105,6 +105,20 @@ def test_texts_are_drawn_from_the_test_split_of_a_task(tmp_path, task, tokenizer
     assert read_texts(args, chosen)[1] != drawn
 
 
+def test_drawn_text_beyond_the_positions_is_refused_before_heads_are_measured(tmp_path, task, tokenizer, monkeypatch):
+    (tmp_path / "texts.txt").write_text("the gene binds.\n")
+    args = analysis.AnalyzeArguments(
+        what=["heads"],
+        run=[str(save(tmp_path / "run", "bert", tokenizer))],
+        texts=str(tmp_path / "texts.txt"),
+        max_length=40,
+    )
+    monkeypatch.setattr("hf_tlm.analysis.attention.measure_heads", lambda *args, **options: pytest.fail("too late"))
+    with pytest.raises(AnalysisError, match="has 41 tokens, but the model has 40 positions.*drawn, --heads_tokens"):
+        options = HeadsArguments(heads_text="the gene binds " * 20, heads_tokens=41)
+        analysis.analyze("heads", args, analysis.AnalyzedTask(), options)
+
+
 def test_maps_have_frames_for_positional_and_grey_for_vertical_heads():
     heads = [head(1, 1, "positional"), head(1, 2, "vertical"), head(2, 1, "other"), head(2, 2, "positional")]
     even = np.full((2, 10, 10), 0.1, np.float32)
