@@ -16,12 +16,13 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from hf_tlm import analysis, runs
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import ExportArguments
-from hf_tlm.runs.arguments import check_models, missing_texts_error
+from hf_tlm.runs.arguments import check_exportable, check_models, missing_texts_error
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import option
@@ -44,6 +45,8 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return  # The work is for one process; others that `accelerate launch` started have nothing to do.
     check_models(args.model_name_or_path)
+    for name in args.model_name_or_path:
+        check_exportable(Path(name))
     columns, separator, has_data = None, None, args.data is not None
     if has_data:
         columns, separator = text_columns(task_args.text_column, task_args.text_pair_column), task_args.separator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from hf_tlm.errors import ArgumentsError, ModelError
@@ -13,9 +14,11 @@ from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.arguments import LoraArguments
 from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, named, option
+from hf_tlm.utils.run_files import LINEAR_FILE, is_export
 from hf_tlm.utils.shown import suggested_path
 
 MAJORITY, LINEAR = "majority class", "linear"
+_LINEAR_MODEL = f"{LINEAR}/{LINEAR_FILE}"  # In the folder of a run of baselines.
 # Options of the machine, on which predictions depend only by rounding.
 MACHINE_OPTIONS = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
 _WITHOUT_ONNX = NoEffect("backend", ("torch",), "without --backend onnx. Leave it out.")
@@ -288,6 +291,17 @@ def check_models(names: Iterable[str]) -> None:
     for name in names:
         if not os.path.exists(name) and find_repo(name, "model") is None:
             raise ModelError(f"Model {name!r} not found: expected the folder of a finished run, or a Hub id (owner/name).")
+
+
+def check_exportable(folder: Path) -> None:
+    """Check that a folder does not hold a linear model or an export, which have no network, or raise a ModelError."""
+    if not (folder / "config.json").is_file() and any((folder / file).is_file() for file in (LINEAR_FILE, _LINEAR_MODEL)):
+        raise ModelError(
+            f"{folder} is a linear model, which has no graph to export. `hf-tlm predict` uses it directly, alone or "
+            "together with exports (--backend onnx)."
+        )
+    if is_export(folder):
+        raise ModelError(f"{folder} is itself an export and has no weights. Pass the model from which it was exported.")
 
 
 def check_data(name: str, data: str | None) -> None:

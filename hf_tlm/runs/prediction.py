@@ -38,7 +38,7 @@ from hf_tlm.runs.finetuning.models import FinetuneTrainer, load_finetuned, set_t
 from hf_tlm.runs.finetuning.tagging import CRF_FILE
 from hf_tlm.runs.linear import WEIGHTS_FILE, LinearModel
 from hf_tlm.runs.prediction_files import PredictionFile
-from hf_tlm.runs.prediction_source import Source, find_source, is_export
+from hf_tlm.runs.prediction_source import Source, find_source
 from hf_tlm.runs.records import SAVED_FILE, logits_to_predictions
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.tasks.reading import data_name, separator_as_in
@@ -48,7 +48,7 @@ from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.json_files import find_object
-from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES, PREDICTIONS, SEED, SPLIT
+from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES, PREDICTIONS, SEED, SPLIT, is_export
 from hf_tlm.utils.seals import SEAL, read_seal
 from hf_tlm.utils.shown import few, one_line
 

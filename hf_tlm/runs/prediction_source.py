@@ -22,7 +22,7 @@ from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.json_files import find_object, read_object
-from hf_tlm.utils.run_files import EXPORT_FILE, LINEAR_FILE, split_folder
+from hf_tlm.utils.run_files import LINEAR_FILE, split_folder
 
 # Suffix of the name of a stock class -> kind of task.
 HEADS = {
@@ -114,11 +114,6 @@ def find_source(
     if max_length is not None:
         arguments = {**arguments, "max_length": max_length}
     return Source(folder, spec, tuple(label_names), arguments, prompted, stock and not prompted, fills_masks, linear)
-
-
-def is_export(folder: Path) -> bool:
-    """Return whether a folder holds exported graphs without the weights that torch would need."""
-    return (folder / EXPORT_FILE).is_file() and not any(folder.glob("*.safetensors"))
 
 
 def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> TaskSpec:

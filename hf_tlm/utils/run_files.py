@@ -53,6 +53,11 @@ def mention_if_finished(folder: Path) -> Iterator[None]:
         raise type(error)(f"{error} The run in {folder} is finished: its model and {RESULTS_FILE} are there.") from error
 
 
+def is_export(folder: Path) -> bool:
+    """Return whether a folder holds exported graphs without the weights that torch would need."""
+    return (folder / EXPORT_FILE).is_file() and not any(folder.glob("*.safetensors"))
+
+
 def seed_folder(run: Path, seed: int | str) -> Path:
     """Return the folder of one seed."""
     return run / f"{SEED}{seed}"

@@ -23,12 +23,13 @@ from hf_tlm.models import ModelError
 from hf_tlm.models.loading import check_positions
 from hf_tlm.models.onnx_graph import MIN_PROB
 from hf_tlm.models.onnx_session import OnnxModel
+from hf_tlm.runs.arguments import check_exportable
 from hf_tlm.runs.averaging import shown_member
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths, kind_module, pad
 from hf_tlm.runs.finetuning.models import load_finished, set_token_types
-from hf_tlm.runs.prediction_source import Source, is_export, with_text_columns
+from hf_tlm.runs.prediction_source import Source, with_text_columns
 from hf_tlm.runs.records import to_beat_line
 from hf_tlm.tasks import Task, unlabelled_chunks
 
@@ -118,15 +119,7 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
     Raises:
         ModelError: it is a linear model, an export itself, or has no fast tokenizer.
     """
-    if source.linear:
-        raise ModelError(
-            f"{source.folder} is a linear model, which has no graph to export. `hf-tlm predict` uses it directly, alone or "
-            "together with exports (--backend onnx)."
-        )
-    if is_export(source.folder):
-        raise ModelError(
-            f"{source.folder} is itself an export and has no weights. Pass the model from which it was exported."
-        )
+    check_exportable(source.folder)
     kind: ModuleType | type[FillMask] = FillMask if source.fills_masks else kind_module(source.spec.kind)
     tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=source.fills_masks)
     if not tokenizer.is_fast:

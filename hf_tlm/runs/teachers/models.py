@@ -40,7 +40,7 @@ from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs.averaging import shown_member
 from hf_tlm.runs.linear import by_character, tfidf
 from hf_tlm.runs.prediction import Predictor, open_predictor
-from hf_tlm.runs.prediction_source import Source, find_source, is_export
+from hf_tlm.runs.prediction_source import Source, find_source
 from hf_tlm.runs.teachers.answers import (
     MIN_PROBABILITY,
     Answers,
@@ -57,7 +57,7 @@ from hf_tlm.training.teacher import lineage, teacher_cost
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import broadcast_decision, rank_and_size
-from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES
+from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES, is_export
 from hf_tlm.utils.seals import checksum
 
 logger = logging.getLogger(__name__)
