@@ -27,6 +27,7 @@ from hf_tlm.influence import (
 from hf_tlm.influence.scorer import SCORER_FILE
 from hf_tlm.retrieval import Sharding, retrieve
 from support.naive import tiny
+from support.slurm_cluster import slurm_cluster  # noqa: F401
 from support.task_blocks import Killed, count_blocks
 
 pytest.importorskip("datatrove", reason="NO SCORING ON EXECUTORS TESTED: pip install 'hf-tlm[sharded]'")
@@ -86,6 +87,14 @@ def test_two_executor_processes_give_the_same_files(rows, scorer, expected, tmp_
     assert files(tmp_path / "work") == expected and len(expected) == 7
     assert found.shape == (TEXTS, 5) and np.isnan(found[:, 0:9]).sum() == 5
     assert "PIPELINE" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("slurm_cluster")
+def test_tasks_of_slurm_give_the_same_files(rows, scorer, expected, tmp_path):
+    options = {"partition": "cpu", "time": "0:10:00", "mem_per_cpu_gb": 1}
+    score_sharded(*rows, scorer, Sharding(3, "slurm", options=options), tmp_path / "work", task_batch_size=5)
+    assert files(tmp_path / "work") == expected and len(expected) == 7
 
 
 @pytest.mark.parametrize("then", [HERE, Sharding(9, "local", workers=1), None], ids=["same", "other shards", "in process"])

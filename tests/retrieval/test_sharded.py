@@ -416,6 +416,7 @@ def test_unexpected_error_names_its_log(tmp_path, monkeypatch):
 
 
 CPUS_AS_TEXT, NO_MEMORY = {"cpus_per_task": "4"}, {"mem_per_cpu_gb": 0}
+HALF_A_GIGABYTE = {"partition": "cpu", "time": "1:00:00", "mem_per_cpu_gb": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -433,6 +434,14 @@ CPUS_AS_TEXT, NO_MEMORY = {"cpus_per_task": "4"}, {"mem_per_cpu_gb": 0}
         ("mem_per_cpu_gb of .*: expected a number.*; received 0", {"executor": "slurm", "executor_options": NO_MEMORY}),
         ("start_method of .*: expected .*forkserver; received 'frok'", {"executor_options": {"start_method": "frok"}}),
         ("slurm executor needs partition and time", {"executor": "slurm"}),
+        (
+            "mem_per_cpu_gb of the slurm executor: expected a whole number of gigabytes; received 0.5",
+            {"executor": "slurm", "executor_options": HALF_A_GIGABYTE},
+        ),
+        (
+            "slurm executor has no option max_array_launch_parallel",
+            {"executor": "slurm", "executor_options": {"max_array_launch_parallel": True}},
+        ),
         ("no sbatch on the PATH", {"executor": "slurm", "executor_options": {"partition": "cpu", "time": "1:00:00"}}),
         ("needs a token of the Hugging Face Hub", {"executor": "jobs"}),
         ("jobs executor needs dependencies", {"executor": "jobs", "executor_options": {"token": "hf_x"}}),
@@ -461,8 +470,8 @@ def test_corpus_without_passages_is_refused(tmp_path):
         retrieve_sharded(["word"], corpus, 5, num_shards=2, work_dir=tmp_path / "work", workers=1)
 
 
-# Stand-ins for the Slurm commands that are used: sbatch runs the complete array at once on this machine. There is no Slurm
-# to test with; the scheduling of an array is not tested.
+# Stand-ins for the Slurm commands that are used: sbatch runs the complete array at once on this machine. A real
+# Slurm is in test_sharded_slurm.py, where one is installed.
 SLURM = {
     "sbatch": """
         import os, re, subprocess, sys

@@ -47,12 +47,13 @@ OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends"
 UNUSED_ARGUMENTS = {
     "local": {"local_tasks", "local_rank_offset"},
     "ray": {"nodes_per_task", "tasks_per_job", "time", "log_first"},
+    "slurm": {"max_array_launch_parallel", "stagger_max_array_jobs"},  # `run` waits for one job, the last.
 }
 # Executor options that must be numbers: some would be accepted as text, and fail hours later when computed with.
 _COUNT, _ANY_COUNT = Range(1, COUNT, whole=True), Range(0, COUNT, whole=True)
 NUMBERS = {
     **dict.fromkeys(("cpus_per_task", "nodes_per_task", "tasks_per_job", "max_array_size"), _COUNT),
-    **dict.fromkeys(("gpus_per_task", "randomize_start_duration", "stagger_max_array_jobs", "max_retries"), _ANY_COUNT),
+    **dict.fromkeys(("gpus_per_task", "randomize_start_duration", "max_retries"), _ANY_COUNT),
     "mem_per_cpu_gb": Range(0, COUNT, above=True),
     "poll_interval": Range(0, COUNT),  # Seconds.
 }
@@ -106,6 +107,12 @@ class _Quiet(PipelineExecutor):
         """Return the ranks without a completion marker, bypassing the file system's cache."""
         self.logging_dir.fs.invalidate_cache()
         return self.get_incomplete_ranks(skip_completed=True)
+
+    def log(self, rank: int) -> str:
+        """Return the path of a task's log."""
+        return self.logging_dir.resolve_paths(f"logs/task_{rank:05d}.log")
+
+    lost_log = log  # Where to look for the reason if a task was lost and wrote no error.
 
     def errors(self) -> dict[int, dict[str, Any]]:
         """Return the errors of the tasks that failed in this run: rank -> {"known": it is an HfTlmError, "message"}."""
@@ -243,6 +250,11 @@ class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
             raise RetrievalError(
                 f"The slurm executor needs {' and '.join(missing)}, in the format of sbatch (such as time: 04:00:00)."
             )
+        if float(options.get("mem_per_cpu_gb") or 0) % 1:
+            raise RetrievalError(
+                "mem_per_cpu_gb of the slurm executor: expected a whole number of gigabytes; received "
+                f"{options['mem_per_cpu_gb']}. To set megabytes: sbatch_args: {{mem-per-cpu: 500M}}."
+            )
         if shutil.which("sbatch") is None:
             raise RetrievalError("There is no sbatch on the PATH: start the run on a login node of the Slurm cluster.")
         if "SLURM_ARRAY_TASK_ID" in os.environ:
@@ -256,11 +268,24 @@ class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
             return
         job = json.loads(self.logging_dir.cat_file("job.json")) if self.logging_dir.isfile("job.json") else -1
         if not in_queue(job):
-            super().run()
+            try:
+                super().run()
+            except subprocess.CalledProcessError as error:
+                raise RetrievalError(
+                    "Slurm refused the job; sbatch printed why, above. Correct the executor's options, and start the same "
+                    "run again."
+                ) from error
             job = self.job_id
             self.logging_dir.pipe_file("job.json", json.dumps(job).encode())
-        while self.incomplete() and in_queue(job):
-            time.sleep(SLURM_POLL)
+        try:
+            while self.incomplete() and in_queue(job):
+                time.sleep(SLURM_POLL)
+        except KeyboardInterrupt:
+            logger.warning("Slurm job %s goes on; the same command waits for it. To stop it: scancel %s.", job, job)
+            raise
+
+    def lost_log(self, rank: int) -> str:
+        return self.slurm_logs_folder  # Slurm writes there that a task was cancelled, or needed more time or memory.
 
     def launch_merge_stats(self) -> None:
         """Do nothing: the outputs have all counts that are needed, and this saves a job in the queue."""
@@ -416,9 +441,9 @@ def run_stage(step: Step, tasks: int, name: str, options: dict[str, Any], title:
         if failure and failure["known"]:
             raise RetrievalError(failure["message"])
         reason = failure["message"] if failure else "its process or machine was lost"
+        log = executor.log(rank) if failure else executor.lost_log(rank)
         raise RetrievalError(
-            f"Shard {rank} failed in the stage {step.name}: {reason}. See "
-            f"{logs.resolve_paths(f'logs/task_{rank:05d}.log')}; repeat the same call to continue from here."
+            f"Shard {rank} failed in the stage {step.name}: {reason}. See {log}; repeat the same call to continue from here."
         )
 
 
