@@ -53,10 +53,10 @@ def test_cancelled_task_is_named_and_the_only_one_repeated(tmp_path):
     corpus, work = write_parts(tmp_path / "corpus", random_texts(2000), 4), tmp_path / "work"
 
     def cancel():
-        job = job_of(work)
-        while not (work / "logs" / "index" / "slurm_logs" / f"{job}_3.out").exists():
+        task, steps = f"{job_of(work)}_3", ["squeue", "--steps", "--noheader", "--format", "%i"]
+        while f"{task}.0" not in subprocess.run(steps, capture_output=True, text=True).stdout:
             time.sleep(0.02)
-        subprocess.run(["scancel", f"{job}_3"], check=True)
+        subprocess.run(["scancel", task], check=True)
 
     canceller = threading.Thread(target=cancel, daemon=True)
     canceller.start()
