@@ -50,6 +50,7 @@ RENAMED = {"max_words": "passage_words"}
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _NO_EFFECT = re.compile(r"^(\w+) .*has no effect", re.DOTALL)
 OTHERS_WAIT = 3.0  # seconds
+_CONTINUE = "Started again, the same command continues from what is on disk."
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 
 logger = logging.getLogger(__name__)
@@ -439,21 +440,21 @@ def run(main: Callable[[], Any]) -> None:
     except HfTlmError as error:
         _stop(str(error), 1)
     except KeyboardInterrupt:
-        _stop("Interrupted. Finished work is on disk. To continue, run the same command.", 130)
+        _stop(f"Interrupted. {_CONTINUE}", 130)
     except Terminated as end:
         _stop(end.message, end.code)
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             _stop(f"The file name is too long: {error.filename!r:.60}... Choose another.", 1)
         if isinstance(error, BrokenPipeError) and nobody_reads():
-            _stop("The output is no longer read. Finished work is on disk. To continue, run the same command.", 1)
+            _stop(f"The output is no longer read. {_CONTINUE}", 1)
         if ended := process_problem(error):
-            _stop(f"{ended}. Finished work is on disk: run the same command to continue.", 1)
+            _stop(f"{ended}. {_CONTINUE}", 1)
         if gpu := gpu_problem(error):
-            _stop(f"{gpu}. Finished work is on disk.", 1)
+            _stop(f"{gpu}. {_CONTINUE}", 1)
         if (problem := disk_problem(error)) is None:
             raise
-        _stop(f"{problem}. Finished work is on disk: then run the same command.", 1)
+        _stop(f"{problem}. {_CONTINUE}", 1)
 
 
 def _leave_process_group() -> None:
@@ -464,7 +465,7 @@ def _leave_process_group() -> None:
 
 
 def _terminate() -> None:
-    raise Terminated("Stopped by SIGTERM. Finished work is on disk: run the same command to continue.")
+    raise Terminated(f"Stopped by SIGTERM. {_CONTINUE}")
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:

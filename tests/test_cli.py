@@ -42,7 +42,8 @@ def test_ctrl_c_while_a_command_loads_prints_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr(cli, "_load", load)
     error = hf_tlm(capsys, monkeypatch, "train", "--help", status=130)
-    assert error == "\nError: Interrupted. Finished work is on disk. To continue, run the same command.\n"
+    # Also true of commands that begin again, such as predict.
+    assert error == "\nError: Interrupted. Started again, the same command continues from what is on disk.\n"
 
 
 def test_every_recipe_is_a_command():

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, CostArguments, Findings, named
 from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDE, WIDTH, add_legend, label_decades, new_figure, save_figure, style
-from hf_tlm.analysis.runs import Result, find_results, read_json
+from hf_tlm.analysis.runs import Result, find_results
 from hf_tlm.errors import AnalysisError
 from hf_tlm.experiments.published import PUBLISHED
+from hf_tlm.models import MLM_SUBFOLDER
+from hf_tlm.runs.teachers.models import training_costs
 from hf_tlm.tasks import TASKS
-from hf_tlm.training.run_folder import places_of
+from hf_tlm.training.run_folder import places_of, run_of
 from hf_tlm.training.teacher import teacher_cost
-from hf_tlm.utils.run_files import RESULTS_FILE
+from hf_tlm.utils.json_files import entry
 from hf_tlm.utils.shown import for_markdown, markdown_table
 
 if TYPE_CHECKING:
@@ -241,26 +243,32 @@ def _group_by_arm(results: Sequence[Result], split: str, known_flops: Mapping[st
 
 
 def _checkpoint_flops(result: Result, known_flops: Mapping[str, float]) -> float | None:
-    """Return the FLOPs of all training before the run began; None if they are unknown."""
+    """Return the FLOPs of all training before the run began; None if they are unknown.
+
+    A checkpoint that is a run with several seeds, from which the best was chosen, has the cost of all of them.
+    """
     start, folder = result.settings.get("model_name_or_path"), result.folder
     flops = 0.0
-    visited_files: set[Path] = set()
+    visited: set[Path] = set()
     while start is not None:
         if Path(start).name in known_flops:
             return flops + known_flops[Path(start).name]
         start = places_of(folder).get(start, start)
         # The path is relative to the directory where the run was started, which may be a parent of the run's folder.
         for base in (Path(), *folder.resolve().parents):
-            file = (base / start / RESULTS_FILE).resolve()
-            if file.is_file() and "flops" in (content := read_json(file)).get("cost", {}):
+            checkpoint = base / start
+            checkpoint = checkpoint.parent if checkpoint.name == MLM_SUBFOLDER else checkpoint
+            cost, _ = training_costs([(str(checkpoint), checkpoint)])
+            if cost is not None:
                 break
         else:
             return None
-        if file in visited_files:  # Folders that were renamed or copied may seem to start from each other.
+        folder, record = run_of(checkpoint)
+        if folder in visited:  # Folders that were renamed or copied may seem to start from each other.
             return None
-        visited_files.add(file)
-        flops += content["cost"]["flops"]
-        start, folder = content.get("model", {}).get("model_name_or_path"), file.parent
+        visited.add(folder)
+        flops += cost["flops"]
+        start = entry(record, "model", "model_name_or_path")
     return flops
 
 

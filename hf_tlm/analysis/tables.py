@@ -23,7 +23,7 @@ from hf_tlm.analysis.runs import NOT_FINISHED, SPLITS, Result, find_results
 from hf_tlm.errors import AnalysisError
 from hf_tlm.runs.records import aggregate, format_score
 from hf_tlm.utils.run_files import seed_figure
-from hf_tlm.utils.shown import Markdown, for_markdown, markdown_table, suggestion
+from hf_tlm.utils.shown import Markdown, flat, for_markdown, markdown_table, suggestion
 
 RUN = "run"  # As a row or a column: the run's name without its task's.
 # Settings in order of preference: the first ones that distinguish the runs become the rows.
@@ -279,7 +279,8 @@ def table_to_markdown(table: SensitivityTable) -> str:
 
 def table_to_latex(table: SensitivityTable) -> str:
     """Format the table as a `tabular` for the package booktabs, with the caption as a comment; all text is escaped."""
-    lines = [f"% {line}" for line in (caption(table), *" ".join(failures(table)).splitlines()) if line]
+    lines = [f"% {line}" for line in (caption(table), *(["Without a score:"] if table.failed else []))]
+    lines += [f"% - {flat(text)}" for text in table.failed]
     lines += [
         "% \\usepackage{booktabs}",
         f"\\begin{{tabular}}{{{'l' * len(table.rows)}{'r' * len(table.column_keys)}}}",
@@ -339,8 +340,8 @@ def caption(table: SensitivityTable) -> str:
 
 
 def failures(table: SensitivityTable) -> list[str]:
-    """Return one paragraph that lists the runs without a score, or an empty list."""
-    failed = table.failed
+    """Return one paragraph of Markdown that lists the runs without a score, or an empty list."""
+    failed = [for_markdown(text, 1000) for text in table.failed]
     return ["Without a score:\n\n" + "\n".join(f"- {text}" for text in failed)] if failed else []
 
 

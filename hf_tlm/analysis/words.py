@@ -53,6 +53,7 @@ READ_ROWS = 10_000
 MOST_WORDS = 28
 LINE = 0.145  # Height of a line, inches.
 NAME_WIDTH = 22
+_COLUMNS = ("word", "label", "pmi", "count", "ratio")  # Of words.csv, beside those of the subsets.
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,14 @@ def _count_words(rows: Dataset, classes: int = 1, script: str | None = None) -> 
 
 
 def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return a CSV row for each word: its PMI and count, its share of each subset, and the ratio if there are two."""
+    """Return a CSV row for each word: its PMI and count, its share of each subset, and the ratio if there are two.
+
+    Raises:
+        AnalysisError: a subset has the name of another column.
+    """
     rows = []
+    if taken := [name for name in frequencies if name in _COLUMNS]:
+        raise AnalysisError(f"A subset is called {taken[0]}, like a column of words.csv. Use another name.")
     for index, word in enumerate(words):
         row = {"word": word.word, "label": word.label, "pmi": word.pmi, "count": word.count}
         row |= {name: shares[index] for name, shares in frequencies.items()}

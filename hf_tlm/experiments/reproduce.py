@@ -323,6 +323,10 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         if error is None and not keep_checkpoints:
             discard_checkpoints(plan.folder(step))
         atomic_write(plan.record_file(step), json.dumps(record, indent=2, default=str) + "\n")
+        if step.kind == AVERAGE:  # It is named by its first seed: one of other seeds would count as a second average.
+            for file in plan.record_file(step).parent.glob(f"{step.name.rpartition('/')[0].replace('/', '.')}.seed-*.json"):
+                if file != plan.record_file(step):
+                    file.unlink()
         write_table(plan)
     if torch.cuda.is_available():
         # Free the memory for the next run's model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from statistics import fmean
@@ -17,6 +17,7 @@ from hf_tlm.runs.arguments import LINEAR
 from hf_tlm.runs.records import aggregate, format_score, format_table
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.json_files import entry
+from hf_tlm.utils.shown import flat, for_markdown, one_line
 
 if TYPE_CHECKING:
     import jinja2
@@ -159,7 +160,7 @@ class Table:
     def to_text(self) -> str:
         """Return Markdown: the table, what failed or is missing, and what the numbers are."""
         table = format_table([self._cells(row) for row in self.rows], self._columns)
-        return "\n\n".join([table, *self._progress(), *filter(None, [self._notes()])])
+        return "\n\n".join([table, *self._progress(for_markdown), *filter(None, [self._notes()])])
 
     def to_summary(self) -> str:
         """Return a summary for a screen: scores in percent, a line for each arm, and what failed or is missing.
@@ -182,16 +183,16 @@ class Table:
         ]
         return "\n\n".join([format_table(lines, ["arm", *heads]), *self._progress()])
 
-    def _progress(self) -> list[str]:
+    def _progress(self, show: Callable[[str, int], str] = one_line) -> list[str]:
         """Return paragraphs that say how many runs are finished, what failed and what is left out."""
         finished = sum(len(row.runs) for row in self.rows)
         remaining = self.total - finished - len(self.failures)
         state = f"{finished} of {self.total} runs are finished" + f", {len(self.failures)} failed" * bool(self.failures)
         paragraphs = [state + (f", {remaining} to be done." if remaining else ".")]
         if self.failures:
-            paragraphs.append("Failed:\n\n" + "\n".join(f"- {text}" for text in self.failures))
+            paragraphs.append("Failed:\n\n" + "\n".join(f"- {show(text, 1000)}" for text in self.failures))
         if self.plan.left_out:
-            paragraphs.append("Left out:\n\n" + "\n".join(f"- {text}" for text in self.plan.left_out))
+            paragraphs.append("Left out:\n\n" + "\n".join(f"- {show(text, 1000)}" for text in self.plan.left_out))
         return paragraphs
 
     @cached_property
@@ -253,7 +254,7 @@ class Table:
             **{"runs": runs, "rows": self.rows, "scratch": scratch, "columns": self._columns, "published": self.published},
             most=MAX_COMMANDS,
             # Includes commands of other tables whose runs are also in this one.
-            commands=Counter(run["started_by"] for run in runs).most_common(),
+            commands=Counter(flat(run["started_by"]).replace("`", "'") for run in runs).most_common(),
             # 12 digits, and `+` if there were changes.
             commits=dict.fromkeys(run["commit"][:12] + run["commit"][40:] for run in runs if run["commit"]),
             machines=dict.fromkeys(
@@ -265,7 +266,7 @@ class Table:
             int8=[run["int8"] for run in runs if run.get("int8")],
             flops=fmean(run["cost"]["flops"] for run in scratch) if scratch else None,
             parameters=fmean(run["parameters"] for run in scratch) if scratch else None,
-            corpora=dict.fromkeys(f"{corpus['size']:,} passages ({corpus['name']})" for corpus in corpora),
+            corpora=dict.fromkeys(f"{corpus['size']:,} passages ({for_markdown(corpus['name'])})" for corpus in corpora),
         )
         return text.strip("\n")
 

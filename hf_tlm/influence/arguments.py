@@ -160,7 +160,8 @@ class SelectionArguments:
         if self.quote_task_texts:
             subset.rows_of_queries(task)
         sizes = {name: getattr(self, name) for name in ("fraction", "top_k", "num_passages")}
-        check_inputs(task, subset, self.method, **sizes, task_split=self.task_split)
+        of_batches = {"balance": self.balance, "task_batch_size": self.task_batch_size}
+        check_inputs(task, subset, self.method, **sizes, task_split=self.task_split, **of_batches)
 
     def scorer(self, models: Sequence[TlmModel], tokenizer: PreTrainedTokenizerBase) -> InfluenceScorer:
         """Return the scorer of a score model or of several checkpoints of it.

@@ -80,17 +80,18 @@ def layers_of(model: TlmModel) -> list[list[tuple[str, nn.Module]]]:
     return [embedding_modules, *([("", layer) for layer in group.albert_layers] for group in groups)]
 
 
-def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choice:
+def choose_parameters(model: TlmModel, layer: int, patterns: str | None, projection_dim: int | None = None) -> Choice:
     """Return the parameters of a layer whose names match one of the patterns.
 
     Args:
         layer: index as in transformers' `hidden_states`: 0 is the embeddings, 1 the first layer, -1 the last.
         patterns: patterns of names inside the layer, with wildcards (`fnmatch`), separated by commas. None: the weight of
             attention's output projection, or the word embedding for layer 0.
+        projection_dim: see `InfluenceScorer`.
 
     Raises:
-        InfluenceError: the layer does not exist, no parameter matches, or a match belongs to a module other than a linear
-            layer, a LayerNorm or an embedding.
+        InfluenceError: the layer does not exist, no parameter matches, a match belongs to a module other than a linear
+            layer, a LayerNorm or an embedding, or a projection has nothing to project.
     """
     layers = layers_of(model)
     if not -len(layers) <= layer < len(layers):
@@ -121,9 +122,18 @@ def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choi
                 f"{type(parameter.module).__name__}, and only {', '.join(kind.__name__ for kind in SUPPORTED)} are "
                 "supported. Narrow `parameters`."
             )
+    if projection_dim is not None and not any(map(_is_matrix, chosen)):
+        raise InfluenceError(
+            "projection_dim projects the gradients of linear layers' weights; among "
+            f"{', '.join(parameter.name for parameter in chosen)} there is none. Remove projection_dim."
+        )
     # A layer with shared parameters is applied several times; its first application counts.
     first = next(index for index, modules in enumerate(layers) if modules[0][1] is layers[layer][0][1])
     return Choice(layer, len(layers) - first, chosen)
+
+
+def _is_matrix(parameter: Parameter) -> bool:
+    return isinstance(parameter.module, nn.Linear) and parameter.attribute == "weight"
 
 
 class Checkpoint:
@@ -145,7 +155,7 @@ class Checkpoint:
             gradient: Gradient
             if isinstance(module, nn.Embedding):
                 gradient = EmbeddingGradient(key, module, tied=module.weight is model.mlm_head.weight)
-            elif isinstance(module, nn.Linear) and parameter.attribute == "weight":
+            elif _is_matrix(parameter):
                 gradient = MatrixGradient(key, module, projection_dim, seed)
             else:
                 gradient = VectorGradient(key, module, parameter.attribute)

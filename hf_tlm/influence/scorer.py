@@ -122,13 +122,8 @@ class InfluenceScorer:
         self._checkpoints = []
         for number, model in enumerate(models):
             model.eval().requires_grad_(False)
-            self.choice = choose_parameters(model, layer, parameters)
+            self.choice = choose_parameters(model, layer, parameters, projection_dim)
             self._checkpoints.append(Checkpoint(model, self.choice.parameters, number, projection_dim, seed))
-        if projection_dim is not None and not any(isinstance(each, MatrixGradient) for _, each in self._gradients()):
-            raise InfluenceError(
-                "projection_dim projects the gradients of linear layers' weights; among "
-                f"{', '.join(parameter.name for parameter in self.choice.parameters)} there is none. Remove projection_dim."
-            )
         self.models, self.tokenizer = list(models), tokenizer
         self.batch_size, self.device, self.mask_task_texts = batch_size, models[0].device, mask_task_texts
         self._wide = torch.promote_types(models[0].dtype, torch.float32)

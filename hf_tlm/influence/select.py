@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +103,8 @@ def select(
     sizes: dict[str, Any] = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
     batches = {"corpus_batch_size": corpus_batch_size, "task_batch_size": task_batch_size}
     check_selection(method, **sizes, **batches, balance=balance, task_split=task_split, group_loss=group_loss)
-    size = check_inputs(task, subset, method, **sizes, task_split=task_split)
+    of_batches = {"balance": balance, "task_batch_size": task_batch_size}
+    size = check_inputs(task, subset, method, **sizes, task_split=task_split, **of_batches)
     _check_given(method, subset, scorer, scores, sharding, num_processes)
     description: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}
     columns: dict[str, np.ndarray] = {}
@@ -172,6 +174,8 @@ def check_inputs(
     top_k: int | None = None,
     num_passages: int | None = None,
     task_split: str = "validation",
+    balance: str | None = None,
+    task_batch_size: int = 1,
 ) -> int | None:
     """Check that passages of the subset can be selected for the task; return how many to keep, None if `top_k` decides.
 
@@ -191,6 +195,14 @@ def check_inputs(
             f"Task {task.name} has no validation examples, on whose loss influence is measured. Split off some training "
             "examples."
         )
+    if method == "iss" and balance is not None:
+        for label, count in sorted(Counter(task.splits[task_split]["label"][:]).items()):
+            if count < task_batch_size:
+                raise InfluenceError(
+                    f"Balance by class needs a task batch of every class: {task.label_names[label]!r} has {count} "
+                    f"{task_split} examples, and task_batch_size is {task_batch_size}. Lower task_batch_size to {count} or "
+                    "less."
+                )
     for name, value in (("num_passages", num_passages), ("top_k", top_k)):
         if value is not None and value > len(subset):
             raise InfluenceError(f"{name} {value:,} is more than the {len(subset):,} passages of the subset. Lower {name}.")
@@ -229,11 +241,6 @@ def _task_rows(
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         batches = len(members) // batch_size
-        if not batches:
-            raise InfluenceError(
-                f"Balance by class needs a task batch of every class: {task.label_names[label]!r} has {len(members)} "
-                f"{split} examples, and task_batch_size is {batch_size}. Lower task_batch_size to {len(members)} or less."
-            )
         groups.append(members[: batches * batch_size])
         classes += [int(label)] * batches
     selected = np.concatenate(groups)

@@ -21,6 +21,7 @@ from hf_tlm.data import load_tokenizer
 from hf_tlm.data.text_checks import check_known, spread_texts
 from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.influence import SelectionArguments
+from hf_tlm.influence.checkpoint import choose_parameters
 from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models import TlmModel
 from hf_tlm.models.loading import hub_options
@@ -55,6 +56,8 @@ def score_models(
     *,
     max_length: int | None = None,
     layer: int = -1,
+    parameters: str | None = None,
+    projection_dim: int | None = None,
 ) -> tuple[list[TlmModel], PreTrainedTokenizerBase, Any]:
     """Train or load the score models.
 
@@ -63,15 +66,16 @@ def score_models(
         names: "scratch", to train one (see `train_score_model`), or folders or Hub ids (with `@revision` if wanted) of
             checkpoints of one model.
         max_length: maximal number of tokens of a text to score; None: as in the training of the model.
-        layer: index of the layer whose gradients will be used.
+        layer, parameters, projection_dim: what gradients will be used, see `InfluenceScorer`; checked before a training.
 
     Returns:
         The models on this process's device, their tokenizer, and their description for a manifest.
 
     Raises:
-        ArgumentsError: "scratch" among checkpoints, arguments that do not apply to a score model, a layer that the model
-            does not have, a `max_length` above that of its training, or a checkpoint that lacks one of the two heads, or has
-            a classifier for other labels or another tokenizer than the first.
+        ArgumentsError: "scratch" among checkpoints, arguments that do not apply to a score model, a `max_length` above that
+            of its training, or a checkpoint that lacks one of the two heads, or has a classifier for other labels or another
+            tokenizer than the first.
+        InfluenceError: the model to be trained does not have the layer or the parameters.
         HubError, ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
         TaskError: the task is of another kind than classification.
     """
@@ -86,7 +90,8 @@ def score_models(
                 f"A score model that is trained on texts of up to {longest} tokens does not know later positions; received "
                 f"score_max_length {max_length}. Pass --score_max_length {longest} or less, or another --max_length."
             )
-        _check_layer(layer, model_args)
+        with torch.device("meta"):  # Only the names of its parameters are needed.
+            choose_parameters(TlmModel.from_config(source_config(model_args)), layer, parameters, projection_dim)
         folder = train_score_model(task, subset, args, model_args)
         names, description = [str(folder)], _describe_score_model(folder, args, model_args)
         if args.process_index == 0:
@@ -125,6 +130,8 @@ def select_part(
             model_args,
             max_length=selection.score_max_length,
             layer=selection.layer,
+            parameters=selection.parameters,
+            projection_dim=selection.projection_dim,
         )
         scorer = selection.scorer(models, tokenizer)
     elif selection.method in BY_TEACHER:
@@ -148,16 +155,6 @@ def _load_common_tokenizer(names: Sequence[str], task: Task, model_args: ModelAr
                 "run: pass those, or --tokenizer_name if all of them use one tokenizer."
             )
     return tokenizer
-
-
-def _check_layer(layer: int, model_args: ModelArguments) -> None:
-    """Check before the training that the model will have a layer, or raise an ArgumentsError."""
-    count = source_config(model_args).num_hidden_layers
-    if not -count - 1 <= layer <= count:
-        raise ArgumentsError(
-            f"layer must be between {-count - 1} and {count} for a score model of {count} layers (0 is the embeddings, "
-            f"{count} or -1 the last layer); received {layer}."
-        )
 
 
 def _warn_if_useless(accuracy: float, task: Task) -> None:

@@ -158,6 +158,11 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     def _check_teacher(self) -> None:
         if not self.taught:
             return
+        if self.stage == "1" and self.rho1 == math.inf:
+            raise ArgumentsError(
+                "teacher has no effect with stage 1 and rho1 inf, without a batch of the task. Remove it, or change --stage "
+                "or --rho1."
+            )
         if self.taught_by_itself:
             self.teacher_rounds = max(2, self.teacher_rounds)
         if self.teacher_rounds > 1 and (self.hub_strategy == "checkpoint" or self.resume_from_checkpoint is not None):

@@ -220,6 +220,9 @@ def _swap_folders(first: Path, second: Path) -> bool:
 def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Yield a temporary sibling of `path`, open for writing; rename it to `path` when the block ends without an error.
 
+    A symbolic link at `path` is replaced, not followed: in a folder from elsewhere it may lead anywhere, and in the Hub's
+    cache it leads to a file that others share.
+
     Raises:
         HfTlmError: the disk cannot be written, or `path` is a device or a pipe; the previous file, if any, is intact.
     """

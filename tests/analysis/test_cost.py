@@ -86,13 +86,21 @@ def test_runs_that_cannot_be_compared_are_refused(runs, tmp_path):
         compare(find_results({"x": tmp_path / "glue"}))
 
 
+def trained(flops, model):
+    """Return the record of a pretraining."""
+    return {"cost": {"flops": flops, "seconds": 1.0}, "model": model}
+
+
 def test_cost_includes_that_of_the_start_checkpoint(tmp_path):
     """A run whose start checkpoint has an unknown cost is left out."""
     start = {"model_name_or_path": "runs/pretrained"}
     make_run(tmp_path / "runs/scierc-further", "scierc", {0: 0.5}, flops=1e12, model=start)
     make_run(tmp_path / "runs/scierc-hub", "scierc", {0: 0.5}, flops=1e12, model={"model_name_or_path": "some/roberta-base"})
     make_run(tmp_path / "runs/scierc-scratch", "scierc", {0: 0.5}, flops=1e12)
-    write(tmp_path / "runs/pretrained/results.json", {"cost": {"flops": 5e15}, "model": {"model_name_or_path": None}})
+    write(
+        tmp_path / "runs/pretrained/results.json",
+        trained(5e15, {"model_name_or_path": None}),
+    )
     results = find_results({"x": tmp_path / "runs"})
     found = compare(results, published=False)
     assert points_by_name(found)["further"].flops == 5e15 + 1e12 and points_by_name(found)["further"].pretraining == 5e15
@@ -101,14 +109,40 @@ def test_cost_includes_that_of_the_start_checkpoint(tmp_path):
     found = compare(results, pretraining_flops={"roberta-base": 1.54e21, "pretrained": 7e15})
     assert points_by_name(found)["hub"].flops == 1.54e21 + 1e12 and points_by_name(found)["further"].pretraining == 7e15
     # The checkpoint was itself trained from a checkpoint.
-    write(tmp_path / "runs/pretrained/results.json", {"cost": {"flops": 5e15}, "model": {"model_name_or_path": "base"}})
+    write(
+        tmp_path / "runs/pretrained/results.json",
+        trained(5e15, {"model_name_or_path": "base"}),
+    )
     assert "further" not in points_by_name(compare(results))
     assert points_by_name(compare(results, pretraining_flops={"base": 1e15}))["further"].pretraining == 6e15
-    write(tmp_path / "runs/base/results.json", {"cost": {"flops": 2e15}, "model": {"model_name_or_path": "first"}})
-    write(tmp_path / "runs/first/results.json", {"cost": {"flops": 1e15}, "model": {}})
+    write(
+        tmp_path / "runs/base/results.json",
+        trained(2e15, {"model_name_or_path": "first"}),
+    )
+    write(tmp_path / "runs/first/results.json", trained(1e15, {}))
     assert points_by_name(compare(results))["further"].pretraining == 8e15
-    write(tmp_path / "runs/first/results.json", {"cost": {"flops": 1e15}, "model": {"model_name_or_path": "pretrained"}})
+    write(
+        tmp_path / "runs/first/results.json",
+        trained(1e15, {"model_name_or_path": "pretrained"}),
+    )
     assert "further" not in points_by_name(compare(results))
+
+
+@pytest.mark.parametrize("start", ["runs/first", "runs/first/mlm", "runs/first/seed-1/model"])
+def test_cost_includes_that_of_a_run_as_the_start_checkpoint(tmp_path, start):
+    """All seeds of a run, from which the best one was chosen, or one seed; with the run's teacher and its own checkpoint."""
+    make_run(tmp_path / "runs/scierc-further", "scierc", {0: 0.5}, flops=1e12, model={"model_name_or_path": start})
+    make_run(tmp_path / "runs/first", "other", {0: 0.5, 1: 0.6}, model={"model_name_or_path": "runs/pretrained"})
+    write(tmp_path / "runs/pretrained/results.json", trained(5e15, {}))
+    file = tmp_path / "runs/first/results.json"
+    record = json.loads(file.read_text()) | {"teacher": {"flops": 3e10}}
+    record["seeds"] = [{**seed, "cost": {"flops": 1e11, "seconds": 1}} for seed in record["seeds"]]
+    write(file, record)
+    write(tmp_path / "runs/first/seed-1/results.json", record["seeds"][1])
+    (tmp_path / "runs/first/seed-1/model").mkdir()
+    results = find_results({"further": tmp_path / "runs/scierc-further"})
+    (point,) = compare(results, published=False).points
+    assert point.pretraining == 5e15 + 3e10 + (1e11 if "seed" in start else 2e11)
 
 
 def test_cost_includes_that_of_the_teacher(tmp_path):

@@ -134,6 +134,12 @@ def test_figure_has_the_first_words_of_every_label(tmp_path):
     assert "ratio" not in table.read_text() and "×:" not in svg.read_text() and ">none<" not in svg.read_text()
 
 
+def test_subset_with_the_name_of_another_column_is_refused(tmp_path):
+    words = [InfluentialWord("cell", "biology", 1.0, 20)]
+    with pytest.raises(AnalysisError, match="called count, like a column of words.csv"):
+        draw_frequencies(words, {"count": [0.1]}, tmp_path)
+
+
 def test_recipe_writes_table_and_figure(task, corpus, tmp_path, monkeypatch, capsys):
     retrieve(task, corpus, top_k=3, cache_dir=str(tmp_path / "cache")).save(tmp_path / "bm25")
     (tmp_path / "toy").mkdir()

@@ -670,7 +670,9 @@ def test_single_seed_runs_of_an_arm_are_shown_as_one_run(run, task, tmp_path, mo
         for file in (tmp_path / name).glob("seed-*/results.json"):
             write_json(file, json.loads(file.read_text()) | {"task_fingerprint": fingerprint})
     runpy.run_path(str(ROOT / "recipes/analyze.py"), run_name="__main__")
-    text = (tmp_path / "first" / "analysis" / "report.md").read_text(encoding="utf-8")
+    folder = tmp_path / "first" / "analysis" / "against-second"  # The report of the first run alone stays.
+    assert (folder / "report.html").is_file() and [*folder.parent.iterdir()] == [folder]
+    text = (folder / "report.md").read_text(encoding="utf-8")
     assert text.partition("\n\n")[2].strip() in capsys.readouterr().out and "| all | 24 |" in text
     assert (
         "of both runs by class, in percent**" in text

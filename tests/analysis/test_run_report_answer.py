@@ -321,6 +321,8 @@ def test_command_of_a_selection_has_every_option_of_the_manifest(task, corpus_ro
     manifest["selection"]["score_model"] = {"model": "bert", "rho2": 7.5, "learning_rate": 1e-5, "seed": 9}
     command = subset_command(manifest).splitlines()[-1]
     assert command.endswith("--rho2 7.5 --learning_rate 1e-05 --seed 9") and "--score_model" not in command
+    manifest["selection"]["score_model"] = {"model": "bert", "mlm_probability_end": 0.05, "whole_word_mask": True}
+    assert subset_command(manifest).endswith("--mlm_probability_end 0.05 --whole_word_mask true")
 
 
 def test_wide_tables_have_a_scroll_shadow(run, tmp_path):

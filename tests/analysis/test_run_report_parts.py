@@ -136,6 +136,15 @@ def test_axes_have_round_numbers():
 
 
 @pytest.mark.parametrize(
+    "pair", [(0.69314, 0.69315), (1_234_560.1, 1_234_560.2), (-3e7, -3e7 + 4), (0.3, 0.1 + 0.2), (0, 1e-7)]
+)
+def test_ticks_of_a_nearly_constant_curve_differ(pair):
+    chart = line_chart("t", "step", "loss", {"a": list(enumerate(pair))})
+    labels = [label for _, label in chart.y_ticks]
+    assert 2 <= len(labels) == len(set(labels)) and all(len(label) < 14 for label in labels)
+
+
+@pytest.mark.parametrize(
     ("logged", "shown"),
     [
         ("loss", "loss"),

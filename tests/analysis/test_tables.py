@@ -205,7 +205,9 @@ def test_failed_runs_of_reproduce_are_in_the_row_of_their_arm(tmp_path):
     assert table.rows == ("arm",)
     assert table.failed == ["scierc/BM25/seed-2, seed 2: MemoryError: too much", "scierc/lost/seed-0, seed 0: it | broke"]
     text = table_to_markdown(table)
-    assert "| BM25 | 60.00 ± 14.14 |" in text and "| lost | failed |" in text and "- scierc/lost/seed-0, seed 0:" in text
+    assert "| BM25 | 60.00 ± 14.14 |" in text and "| lost | failed |" in text
+    assert "- scierc/lost/seed-0, seed 0: it \\| broke" in text, "no markup"
+    assert "% - scierc/lost/seed-0, seed 0: it | broke" in table_to_latex(table)
     by_rho = sensitivity_table(find_results({"table": tmp_path}), ["rho1"], split="test")
     assert len(by_rho.cells[(3,), ()].failed) == 1 and len(by_rho.cells[(3,), ()].scores) == 2
     assert "% - scierc/lost/seed-0" in table_to_latex(table)

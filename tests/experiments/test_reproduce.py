@@ -243,6 +243,14 @@ def test_page_names_only_some_of_many_commands(work, finished_table, tmp_path):
     assert "` (1 of the runs), 2 more, which the runs' records name (2 of the runs), at commit" in text
 
 
+def test_errors_and_names_on_a_page_are_no_markup(work, tmp_path):
+    plan = plan_of_arms(work, tmp_path, ["task only"], seeds=[0])
+    record = {"status": "failed", "error": "It *broke*\n\n# <b>here</b>"}
+    table = Table(replace(plan, left_out=("*x*: no encoder",)), {step.name: record for step in plan.steps})
+    assert "- scierc, task only, seed 0: It \\*broke\\* \\# \\<b\\>here\\</b\\>\n" in table.to_text() + "\n"
+    assert "- \\*x\\*: no encoder" in table.to_text() and "It *broke* # <b>here</b>\n" in table.to_summary()
+
+
 def test_summary_shows_scores_by_arm_and_task(work, finished_table, tmp_path):
     """The summary has no costs; for a single task it shows both splits."""
     out, table = finished_table
@@ -715,6 +723,14 @@ def test_two_processes_share_a_table(work, tmp_path, faked, monkeypatch):
     assert len(by["a"] | by["b"]) == 9 and not by["a"] & by["b"] and by["a"] and by["b"]
     reproduce(plan_of_arms(work, tmp_path / "alone", [*ARMS, "random"]))
     assert comparable(tmp_path / "shared") == comparable(tmp_path / "alone")
+
+
+def test_average_of_other_seeds_replaces_the_record(work, tmp_path, faked):
+    """It is named by its first seed; analyses would take two for two seeds."""
+    arms = ["task only", {"name": "together", "average": "task only"}]
+    for seeds in ((0, 1), (1, 2)):
+        reproduce(plan_of_arms(work, tmp_path, arms, seeds=seeds))
+    assert [file.name for file in (tmp_path / "runs").glob("scierc.together.*")] == ["scierc.together.seed-1.json"]
 
 
 @pytest.mark.slow

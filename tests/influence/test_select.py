@@ -151,6 +151,12 @@ def test_balance_needs_a_batch_of_every_class(by_influence):
         by_influence(num_passages=12, task_batch_size=9, balance="class")
 
 
+def test_balance_is_checked_before_a_score_model_is_trained(task, subset, tmp_path):
+    chosen = SelectionArguments(subset="unused", num_passages=12, task_batch_size=9, balance="class")
+    with pytest.raises(InfluenceError, match="'down' has 8 validation examples, and task_batch_size is 9. Lower"):
+        chosen.check(task, subset, str(tmp_path / "out"))
+
+
 def test_balance_with_a_single_class_changes_nothing(subset, scorer, tmp_path):
     task = make_task()
     only = task.validation.filter(lambda row: row["label"] == 1)

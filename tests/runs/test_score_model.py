@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
 from hf_tlm.data import tokenize, train_wordpiece
+from hf_tlm.influence import InfluenceError
 from hf_tlm.models import ModelError, TlmModel
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm, score_models, train_score_model
@@ -82,7 +83,7 @@ def test_score_model_has_no_subset_warning_and_no_baselines(task, subset, monkey
 
 
 @pytest.mark.parametrize("start", ["a config", "a checkpoint"])
-def test_layer_that_the_model_lacks_is_refused_before_training(task, subset, monkeypatch, tmp_path, tokenizer, start):
+def test_what_the_model_lacks_is_refused_before_training(task, subset, monkeypatch, tmp_path, tokenizer, start):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(TlmTrainer, "train", None)
     base = AutoConfig.for_model(**CONFIG | {"num_hidden_layers": 3}, vocab_size=len(tokenizer))
@@ -91,8 +92,11 @@ def test_layer_that_the_model_lacks_is_refused_before_training(task, subset, mon
     # Beside a checkpoint there is always the default config, which is not read.
     model, layers = (MODEL, 2) if start == "a config" else ({"model_name_or_path": str(tmp_path / "base")}, 3)
     for layer in (layers + 1, -layers - 2):
-        with pytest.raises(ArgumentsError, match=f"layer must be between -{layers + 1} and {layers} .*received {layer}"):
+        with pytest.raises(InfluenceError, match=f"layer must be between -{layers + 1} and {layers} .*received {layer}"):
             score_models(task, subset, ["scratch"], arguments(), ModelArguments(**model), layer=layer)
+    for options in ({"parameters": "foo*"}, {"parameters": "*LayerNorm*", "projection_dim": 8}):
+        with pytest.raises(InfluenceError, match="No parameter of layer|projection_dim projects"):
+            score_models(task, subset, ["scratch"], arguments(), ModelArguments(**model), **options)
     with pytest.raises(TypeError):  # Training would start.
         score_models(task, subset, ["scratch"], arguments(), ModelArguments(**model), layer=layers)
 

@@ -23,7 +23,7 @@ def sigterm():
 @pytest.mark.parametrize(
     "main,message",
     [
-        (sigterm, "Stopped by SIGTERM. Finished work is on disk"),
+        (sigterm, "Stopped by SIGTERM. Started again, the same command continues"),
         (lambda: (_ for _ in ()).throw(Terminated("Stopped by SIGTERM after step 3")), "Stopped by SIGTERM after step 3"),
     ],
 )

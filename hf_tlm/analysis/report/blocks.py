@@ -295,7 +295,7 @@ class _Axis:
 
     def __init__(self, values: Sequence[float], axis: int):
         low, high = min(values), max(values)
-        if low == high:
+        if high - low <= 1e-9 * max(abs(low), abs(high)):  # A constant, apart from rounding errors.
             margin = abs(low) * 0.05 or 0.5
             low, high = low - margin, high + margin
         step = _round_step((high - low) / 5)
@@ -319,10 +319,11 @@ def _round_step(step: float) -> float:
 
 
 def _tick_label(value: float, step: float) -> str:
-    if abs(value) >= 1e6 or 0 < step < 1e-4:
-        return f"{value:.3g}"
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{value + 0.0:,.{digits}f}"
+    place = math.floor(math.log10(step) + 1e-9)  # Of the last digit that distinguishes ticks.
+    if abs(value) >= 1e6 or step < 1e-4:
+        digits = math.floor(math.log10(abs(value))) - place + 1 if value else 1
+        return f"{value:.{max(3, digits)}g}"
+    return f"{value + 0.0:,.{max(0, -place)}f}"
 
 
 def _finite_points(points: Sequence[Any]) -> list[tuple[float, float]]:

@@ -85,14 +85,18 @@ def report_page(
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArguments) -> Findings:
-    """Write report.html of the first --run; for two runs it compares them, and report.md has the tables of that too."""
+    """Write report.html of a run, or of two runs, which it compares; report.md has the tables of the comparison too.
+
+    Without --output_dir a comparison has a folder of its own, beside the report of the first run.
+    """
     runs = [read_run(path, name) for name, path in args.runs.items()]
     if not 1 <= len(runs) <= 2:
         raise AnalysisError(f"--what report needs one --run, or two to compare; received {len(runs)}.")
     second = runs[1] if len(runs) == 2 else None
     loaded = task.load() if task.task is not None else None
     page, compared = _render_page(runs[0], second, loaded, args.opened_subsets, options)
-    path = args.folder / FILE
+    own_folder = f"against-{runs[1].name.replace('/', '-')}" if second is not None and args.output_dir is None else ""
+    path = args.folder / own_folder / FILE
     atomic_write(path, page)
     names = " against ".join(run.name for run in runs)
     title, text = f"Report of {names}", f"One page for any browser, {path.stat().st_size / 1e6:.2f} MB."

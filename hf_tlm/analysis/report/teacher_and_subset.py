@@ -252,7 +252,8 @@ def _selection_options(selection: Mapping[str, Any]) -> dict[str, Any]:
         return options | {"teacher": teachers or [(teacher.get("file") or {}).get("name", "linear")]}
     model = selection.get("score_model")
     if isinstance(model, Mapping):
-        model_fields = "rho2 mlm_probability learning_rate warmup_steps num_train_epochs max_steps max_length seed"
+        model_fields = "rho2 mlm_probability mlm_probability_end whole_word_mask learning_rate warmup_steps"
+        model_fields += " num_train_epochs max_steps max_length seed"
         return options | {name: model.get(name) for name in model_fields.split()}
     return options | {"score_model": model}
 
