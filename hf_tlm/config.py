@@ -448,11 +448,7 @@ def run(main: Callable[[], Any]) -> None:
             _stop(f"The file name is too long: {error.filename!r:.60}... Choose another.", 1)
         if isinstance(error, BrokenPipeError) and nobody_reads():
             _stop(f"The output is no longer read. {_CONTINUE}", 1)
-        if ended := process_problem(error):
-            _stop(f"{ended}. {_CONTINUE}", 1)
-        if gpu := gpu_problem(error):
-            _stop(f"{gpu}. {_CONTINUE}", 1)
-        if (problem := disk_problem(error)) is None:
+        if (problem := process_problem(error) or gpu_problem(error) or disk_problem(error)) is None:
             raise
         _stop(f"{problem}. {_CONTINUE}", 1)
 

@@ -46,11 +46,13 @@ def main() -> None:
     with owned(args.output_dir):
         # 2. The labelled task, on whose validation split influence is measured, and the subset to select from.
         task, subset = task_args.load("Selection by influence", "classification"), retrieval.Subset.open(selection.subset)
-        selection.check(task, subset, args.output_dir, args.teacher if args.taught else None)
+        from hf_tlm.runs.score_model import select_part  # Imports torch and the Trainer, which --help does not need.
+        from hf_tlm.training.run_arguments import training_options
+
+        teacher = args.teacher if args.taught else None
+        selection.check(task, subset, args.output_dir, teacher, training_options(args))
 
         # 3. The score model and every passage's influence, or a teacher's scores. The control methods need neither.
-        from hf_tlm.runs.score_model import select_part  # Imports torch and the Trainer, which --help does not need.
-
         smaller = select_part(task, subset, selection, args, model_args)
 
         # 4. Save the smaller subset, print what was kept, and publish it with --push_to_hub.

@@ -57,8 +57,8 @@ class AnalyzeArguments(_CheckedArguments):
     texts: str | None = option(None, "File of texts (parquet, jsonl, csv, txt) to run models on. Default: the task's.")
     output_dir: str | None = option(
         None,
-        "Folder for figures, tables and reports. Default: analysis in the first run, or here; the report of a comparison has "
-        "a folder of its own there.",
+        "Folder for figures, tables and reports. Default: analysis in the first run, or here; the report of a comparison "
+        "has a folder of its own there.",
     )
     max_texts: int = option(2000, "Most texts that a model reads, drawn at random with the seed.")
     batch_size: int = option(32, "Texts in a batch.")

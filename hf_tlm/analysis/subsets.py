@@ -324,8 +324,13 @@ def _split_names(subsets: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
 
 def _file_names(subsets: Mapping[str, Any]) -> list[str]:
     """Return a unique file name for each subset."""
-    names = [re.sub(r"[^\w.-]+", "-", name).strip("-.") or "subset" for name in subsets]
-    return [name if name not in names[:index] else f"{name}-{index + 1}" for index, name in enumerate(names)]
+    files: list[str] = []
+    for number, name in enumerate(subsets, 1):
+        file = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "subset"
+        while file in files:
+            file += f"-{number}"
+        files.append(file)
+    return files
 
 
 def _overlap_rows(overlap: measures.Overlap) -> list[dict[str, Any]]:

@@ -193,6 +193,11 @@ class PublishArguments:
             if getattr(self, name) not in (None, False):
                 target = "a Space" if kinds_given[0] == "space" else "a subset: it is for a model"
                 raise HubError(f"--{name} has no effect on {target}. Remove it.")
+        if self.verify and self.model is not None and os.path.isfile(os.path.join(self.model, EXPORT_FILE)):
+            raise HubError(
+                f"--verify compares weights in safetensors, and {self.model} is an export, which was checked when it was "
+                "written. Remove --verify."
+            )
         if self.dry_run and self.verify:
             raise HubError("--dry_run publishes nothing that --verify could load. Pass only one of them.")
 

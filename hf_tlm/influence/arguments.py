@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.checks import (
     BALANCES,
+    CONTROLS,
     GROUP_LOSSES,
     METHODS,
     TASK_SPLITS,
@@ -130,13 +131,21 @@ class SelectionArguments:
 
             check_sharding(self._sharding(), self.work_dir)
 
-    def check(self, task: Task, subset: Subset, output_dir: str, teacher: Sequence[str] | None = None) -> None:
+    def check(
+        self,
+        task: Task,
+        subset: Subset,
+        output_dir: str,
+        teacher: Sequence[str] | None = None,
+        training: Sequence[str] = (),
+    ) -> None:
         """Check the options against the task and the subset, before a score model is trained and passages are scored.
 
         Options that have no effect with the method are logged as a warning.
 
         Args:
             teacher: the names given as teachers, which only some methods use; None if no teacher was named.
+            training: options of a score model's training, as "name value", which the control methods do not use.
 
         Raises:
             InfluenceError: `output_dir` is the subset's folder; or see `hf_tlm.influence.select`.
@@ -149,7 +158,7 @@ class SelectionArguments:
         default = type(self)(subset=self.subset, fraction=1.0)
         changed = {name: value for name, value in vars(self).items() if value != getattr(default, name)}
         changed |= {} if teacher is None else {"teacher": " ".join(teacher)}
-        if idle := without_effect(self.method, changed):
+        if idle := [*without_effect(self.method, changed), *(training if self.method in CONTROLS else ())]:
             logger.warning("These options have no effect with method %s: %s.", self.method, ", ".join(idle))
         if Path(self.subset).is_dir() and Path(self.subset).resolve() == Path(output_dir).resolve():
             raise InfluenceError(
@@ -160,7 +169,7 @@ class SelectionArguments:
         if self.quote_task_texts:
             subset.rows_of_queries(task)
         sizes = {name: getattr(self, name) for name in ("fraction", "top_k", "num_passages")}
-        of_batches = {"balance": self.balance, "task_batch_size": self.task_batch_size}
+        of_batches: dict[str, Any] = {"balance": self.balance, "task_batch_size": self.task_batch_size}
         check_inputs(task, subset, self.method, **sizes, task_split=self.task_split, **of_batches)
 
     def scorer(self, models: Sequence[TlmModel], tokenizer: PreTrainedTokenizerBase) -> InfluenceScorer:

@@ -122,7 +122,8 @@ def choose_parameters(model: TlmModel, layer: int, patterns: str | None, project
                 f"{type(parameter.module).__name__}, and only {', '.join(kind.__name__ for kind in SUPPORTED)} are "
                 "supported. Narrow `parameters`."
             )
-    if projection_dim is not None and not any(map(_is_matrix, chosen)):
+    matrices = [one for one in chosen if isinstance(one.module, nn.Linear) and one.attribute == "weight"]
+    if projection_dim is not None and not matrices:
         raise InfluenceError(
             "projection_dim projects the gradients of linear layers' weights; among "
             f"{', '.join(parameter.name for parameter in chosen)} there is none. Remove projection_dim."
@@ -130,10 +131,6 @@ def choose_parameters(model: TlmModel, layer: int, patterns: str | None, project
     # A layer with shared parameters is applied several times; its first application counts.
     first = next(index for index, modules in enumerate(layers) if modules[0][1] is layers[layer][0][1])
     return Choice(layer, len(layers) - first, chosen)
-
-
-def _is_matrix(parameter: Parameter) -> bool:
-    return isinstance(parameter.module, nn.Linear) and parameter.attribute == "weight"
 
 
 class Checkpoint:
@@ -155,7 +152,7 @@ class Checkpoint:
             gradient: Gradient
             if isinstance(module, nn.Embedding):
                 gradient = EmbeddingGradient(key, module, tied=module.weight is model.mlm_head.weight)
-            elif _is_matrix(parameter):
+            elif isinstance(module, nn.Linear) and parameter.attribute == "weight":
                 gradient = MatrixGradient(key, module, projection_dim, seed)
             else:
                 gradient = VectorGradient(key, module, parameter.attribute)

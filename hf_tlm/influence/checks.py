@@ -12,6 +12,8 @@ from hf_tlm.utils.options import check_numbers
 METHODS = tuple(SELECTIONS)
 # Methods that rank passages by the scores of a teacher.
 BY_TEACHER = ("confidence", "disagreement")
+# Methods without a model.
+CONTROLS = tuple(method for method in METHODS if method not in ("iss", *BY_TEACHER))
 BALANCES = ("class",)
 TASK_SPLITS = ("validation", "train")
 GROUP_LOSSES = ("passages", "tokens")

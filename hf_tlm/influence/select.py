@@ -103,7 +103,7 @@ def select(
     sizes: dict[str, Any] = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
     batches = {"corpus_batch_size": corpus_batch_size, "task_batch_size": task_batch_size}
     check_selection(method, **sizes, **batches, balance=balance, task_split=task_split, group_loss=group_loss)
-    of_batches = {"balance": balance, "task_batch_size": task_batch_size}
+    of_batches: dict[str, Any] = {"balance": balance, "task_batch_size": task_batch_size}
     size = check_inputs(task, subset, method, **sizes, task_split=task_split, **of_batches)
     _check_given(method, subset, scorer, scores, sharding, num_processes)
     description: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}

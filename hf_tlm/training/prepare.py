@@ -183,13 +183,9 @@ def _tokenize_passages(texts: Dataset, tokenizer: PreTrainedTokenizerBase, lengt
 
 
 def tell_of_other_stage(args: TlmArguments) -> None:
-    """Warn of options of a stage that is not run, or of task batches that stage 1 does not have."""
-    of_task_batches = ("rho2", "loss_normalization")
-    if args.process_index == 0 and 1 in args.stages and args.rho1 == math.inf:
-        defaults = type(args).__dataclass_fields__
-        idle = [f"{name} {value}" for name in of_task_batches if (value := getattr(args, name)) != defaults[name].default]
-        if idle:
-            logger.warning("With rho1 inf stage 1 has no task batches; without effect: %s.", ", ".join(idle))
+    """Warn of options of a stage that is not run, or of task batches that stage 1 lacks."""
+    if args.process_index == 0 and 1 in args.stages and args.rho1 == math.inf and args.rho2 != type(args).rho2:
+        logger.warning("rho2 %g has no effect with rho1 inf: stage 1 has no task batches.", args.rho2)
     if args.process_index == 0 and (options := other_stage_options(args)):
         logger.warning(
             "Only stage %s is run, so these options of the other stage have no effect: %s.", args.stage, ", ".join(options)

@@ -642,6 +642,23 @@ def test_recipe_writes_the_page(run, tmp_path, monkeypatch, capsys):
     fails(*recipe, "--run", run, message=f"{run / 'results.json'} cannot be read, it is damaged")
 
 
+def test_arm_has_no_score_of_its_first_seed_alone(task, tmp_path):
+    """The teacher of the best seed is shown."""
+    lead = {"test": {"difference": 0.1, "low": 0.01, "high": 0.3}}
+    more = {"with_linear": {"test": {task.metric: {"mean": 0.75}}}, "teacher": {"model": "linear"}}
+    more["baselines"] = [{"name": "linear", "scores": {"test": {task.metric: 0.7}}, "lead": lead}]
+    for seed, wrong in ((3, {0, 1}), (4, {0})):
+        folder = tlm_run(tmp_path / f"arm/seed-{seed}", task, {seed: wrong}, [1 - len(wrong) / 8])
+        write_json(folder / "results.json", json.loads((folder / "results.json").read_text()) | more)
+        write_json(folder / "teacher.json", {"model": f"linear, as for seed {seed}"})
+    alone, page = (page_of(tmp_path / place, tmp_path, task=task) for place in ("arm/seed-3", "arm"))
+    assert [row[1] for row in alone.tables["In percent"]].count("test: averaged with the linear model") == 1
+    assert [row[1] for row in page.tables["In percent"]].count("test: averaged with the linear model") == 0
+    assert any(caption.startswith("Lead over") for caption in alone.tables)
+    assert not any(caption.startswith("Lead over") for caption in page.tables)
+    assert "as for seed 4" in page.sections["teacher"]
+
+
 def test_single_seed_runs_of_an_arm_are_shown_as_one_run(run, task, tmp_path, monkeypatch, capsys):
     """`reproduce.py` writes the folder of a run for each seed."""
     import runpy

@@ -195,3 +195,11 @@ def test_choice_of_checkpoints_by_validation_is_mentioned(tmp_path, arguments, c
     run = RunFolder("run", tmp_path, "tlm", {"metric": "accuracy", "arguments": arguments}, seeds)
     *_, note = about.scores(run).blocks
     assert ("Checkpoints were chosen by the validation score." in note.text) == chosen
+
+
+def test_loss_of_a_regression_has_no_nats(tmp_path):
+    log = [{"step": step, "loss": 1.0} for step in (1, 2, 3)]
+    seeds = [{"seed": 0, "history": log}]
+    for kind, unit in (("regression", "loss"), ("classification", "loss (nats)")):
+        run = RunFolder("run", tmp_path, "finetune", {"kind": kind, "metric": "pearson"}, seeds, tmp_path)
+        assert [chart.y_label for chart in about.curves(run)] == [unit]

@@ -390,3 +390,7 @@ def test_missing_or_empty_subset_is_refused(retrieved, tmp_path):
     args.opened_subsets = {"filled": retrieved[1], "empty": subset_of([])}
     with pytest.raises(AnalysisError, match="'empty' is empty: there is nothing to show"):
         analyze("subsets", args, AnalyzedTask(), SubsetsArguments())
+
+
+def test_files_of_subsets_have_different_names():
+    assert views._file_names(["x", "x!", "x-2", "?"]) == ["x", "x-2", "x-2-3", "subset"]

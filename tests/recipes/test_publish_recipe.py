@@ -6,6 +6,7 @@ import pytest
 from datasets import load_dataset
 
 from hf_tlm.errors import HfTlmError, HubError
+from hf_tlm.hub import PublishArguments
 from hf_tlm.retrieval import Subset
 from support.launching import TINY, run_recipe
 
@@ -88,3 +89,9 @@ def test_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
 def test_invalid_combination_of_options_is_refused(recipe, arguments, message):
     with pytest.raises(HfTlmError, match=message):
         recipe("publish", *arguments)
+
+
+def test_export_is_not_verified(tmp_path):
+    (tmp_path / "export.json").write_text("{}")
+    with pytest.raises(HfTlmError, match="--verify compares weights in safetensors, and .* is an export"):
+        PublishArguments(model=str(tmp_path), repo_id="me/x", verify=True)

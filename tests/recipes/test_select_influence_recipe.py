@@ -83,10 +83,11 @@ def test_dsir_selects_a_number_of_passages(work, subset):
     assert len(kept) == 7 and "selected: 7 of" in text and kept.manifest["selection"]["method"] == "dsir"
 
 
-def test_teacher_without_effect_is_warned_about(work, subset, tmp_path, caplog):
-    options = ["--method", "random", "--num_passages", "7000", "--teacher", "linear", "--output_dir", tmp_path / "out"]
+def test_options_without_effect_are_warned_about(work, subset, tmp_path, caplog):
+    options = ["--method", "random", "--num_passages", "7000", "--teacher", "linear", "--rho2", "7"]
+    options += ["--output_dir", tmp_path / "out"]
     fails("recipes/select_influence.py", "--task", work / "task", "--subset", subset, *options, message="7,000")
-    assert "These options have no effect with method random: teacher linear." in caplog.text
+    assert "These options have no effect with method random: teacher linear, rho2 7.0." in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_options_of_a_stage_that_is_not_run_are_warned_about(stage, changes, idl
 
 def test_options_of_task_batches_that_stage_1_lacks(caplog):
     tell_of_other_stage(TlmArguments(**BASE, rho1=float("inf"), rho2=7.0))
-    assert "With rho1 inf stage 1 has no task batches; without effect: rho2 7.0." in caplog.text
+    assert "rho2 7 has no effect with rho1 inf: stage 1 has no task batches." in caplog.text
     with pytest.raises(ArgumentsError, match="teacher has no effect with stage 1 and rho1 inf"):
         TlmArguments(**BASE, rho1=float("inf"), stage="1", teacher=["linear"])
 

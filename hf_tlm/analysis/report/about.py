@@ -56,6 +56,7 @@ LOSSES = {
     "rdrop_loss": "R-Drop",
 }
 
+NATS = "loss (nats)"
 Log = Sequence[Mapping[str, Any]]
 
 
@@ -428,6 +429,7 @@ def curves(run: RunFolder) -> list[Chart]:
             _validation_chart("Validation loss", "loss", {"validation": log}, "eval_loss"),
         ]
     started, score = run.started_seeds, f"{metric_name(run.metric)} /%"
+    unit = "loss" if run.task_kind == "regression" else NATS  # A squared difference of values.
     shown = run.best_seed if run.best_seed is not None else next(iter(started), None)
     for stage in (1, 2):
         logs = {seed: read_log(stage_folder(run.seed_folder(seed), stage)) for seed in started}
@@ -438,9 +440,9 @@ def curves(run: RunFolder) -> list[Chart]:
     if not any(histories.values()):
         # An unfinished fine-tuning has its log in checkpoints.
         histories, prefix = {f"seed {seed}": read_log(run.seed_folder(seed)) for seed in started}, "eval_"
-        charts.append(_loss_chart(f"Seed {shown}: losses", histories.get(f"seed {shown}", [])))
+        charts.append(_loss_chart(f"Seed {shown}: losses", histories.get(f"seed {shown}", []), unit))
     charts.append(_validation_chart("Validation", score, histories, f"{prefix}{run.metric}", 100))
-    charts.append(_validation_chart("Validation loss", "loss (nats)", histories, f"{prefix}loss"))
+    charts.append(_validation_chart("Validation loss", unit, histories, f"{prefix}loss"))
     return [chart for chart in charts if chart is not None]
 
 
@@ -455,10 +457,10 @@ def _checkpoint_chart(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
     return _validation_chart(title, f"{metric_name(run.metric)} /%", logs, "score", 100)
 
 
-def _loss_chart(title: str, log: Log) -> Chart | None:
+def _loss_chart(title: str, log: Log, unit: str = NATS) -> Chart | None:
     terms = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.endswith("_loss")))
     names = [name for name in terms if not name.startswith(("eval_", "train_"))] or ["loss"]
-    return _step_chart(title, "loss (nats)", {_loss_name(name): _points(log, name) for name in names})
+    return _step_chart(title, unit, {_loss_name(name): _points(log, name) for name in names})
 
 
 def _loss_name(name: str) -> str:

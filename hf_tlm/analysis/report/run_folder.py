@@ -210,7 +210,11 @@ def _combine_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
                     "the folder of one run."
                 )
     seeds = sorted((seed for run in runs for seed in run.seeds), key=lambda seed: seed["seed"])
-    return RunFolder(name, path, finished[0].kind, finished[0].record, seeds, path, missing, apart=True)
+    record = dict(finished[0].record)
+    if len(seeds) > 1:  # These scores are of one seed.
+        record |= {"averaged": None, "with_linear": None}
+        record["baselines"] = [{**one, "lead": None} for one in record.get("baselines") or () if isinstance(one, Mapping)]
+    return RunFolder(name, path, finished[0].kind, record, seeds, path, missing, apart=True)
 
 
 def _kind(record: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ def teacher(run: RunFolder) -> Section | None:
     Raises:
         AnalysisError: `teacher.json` is damaged.
     """
-    path = run.home / TEACHER_FILE
+    path = (run.home if run.best_seed is None else run.seed_folder(run.best_seed).parent) / TEACHER_FILE
     if not isinstance(run.record.get("teacher"), Mapping) or not path.is_file():
         return None
     report: dict[str, Any] = read_fields(path, _REPORT_FIELDS, AnalysisError, optional=_REPORT_FIELDS.keys() - {"model"})
