@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shlex
-import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,14 +32,11 @@ from hf_tlm.experiments.steps import (
 )
 from hf_tlm.experiments.table import Table
 from hf_tlm.models.onnx_graph import check_installed
-from hf_tlm.runs.export.export import export_onnx
-from hf_tlm.runs.price import megabytes
+from hf_tlm.runs.export.export import int8_price
 from hf_tlm.runs.records import command_line, environment
 from hf_tlm.runs.sharing import PointsError, run_shared
-from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
-from hf_tlm.utils.run_files import ONNX_FILES
 from hf_tlm.utils.shown import shown_argument
 
 logger = logging.getLogger(__name__)
@@ -49,7 +45,6 @@ FINISHED, FAILED = "finished", "failed"
 # Steps that only the first process of a job runs; the others continue with the next step and wait there for the first.
 _FIRST_PROCESS_ONLY = (TOKENIZER, "retrieve", AVERAGE)
 INT8 = "int8"  # Key of a record: the result of `int8_price`, and the processor.
-_MEASUREMENTS = ("score", "drop", "milliseconds", "texts_per_second", "memory_megabytes")
 
 
 def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False, export_int8: bool = False) -> Table:
@@ -416,50 +411,21 @@ def unpriced(plan: Plan, step: Step, *, gone: bool = False) -> dict[str, Any] | 
 
 
 def add_int8_price(plan: Plan, step: Step) -> None:
-    """Export a finished run's model beside its folder, and add its price in 8 bits to its record and the table.
+    """Temporarily export a finished run's model, and add its price in 8 bits to its record and the table.
 
     A model that cannot be exported, for whatever reason, is reported in one line, and its record is unchanged.
     """
     record = unpriced(plan, step)
     assert record is not None
-    folder = plan.folder(step)
     logger.warning("Exporting %s.", step.name)
     try:
         task = parse_task(plan, step).load()
         if task.fingerprint != record.get("task_fingerprint", task.fingerprint):
             raise ReproductionError("it was trained on other data than the task has now")
-        price = int8_price(model_folder(plan, record), task, folder.with_name(f".{folder.name}.{INT8}"))
+        price = int8_price(model_folder(plan, record), task)
     except Exception as error:  # Exporters raise errors of any class, for models of other libraries.
         logger.warning("%s has no price in 8 bits: %s", step.name, " ".join(str(error).split())[:500])
         return
     record[INT8] = {**price, "processor": environment(use_cpu=True)["processor"]}
     atomic_write(plan.record_file(step), json.dumps(record, indent=2) + "\n")
     write_table(plan)
-
-
-def int8_price(model: Path, task: Task, scratch: Path) -> dict[str, Any]:
-    """Measure what a prediction of a finished model costs in 8 bits, with onnxruntime on one thread of this machine.
-
-    Args:
-        model: see `export_onnx`.
-        task: the task on whose texts the export is checked; no loss of score is refused.
-        scratch: temporary folder for the export; the remains of a killed export are removed first, and the folder at the
-            end.
-
-    Returns:
-        megabytes of the graph, the configuration and the tokenizer; score and drop (the points that the export loses) on
-        checked_on; milliseconds and texts_per_second, see `hf_tlm.runs.price.onnx_price`, and memory_megabytes, see
-        `onnx_memory` there.
-
-    Raises:
-        HfTlmError: see `export_onnx`.
-    """
-    shutil.rmtree(scratch, ignore_errors=True)  # Also after a killed removal, whose remains `export_onnx` would refuse.
-    try:
-        record = export_onnx(model, scratch, task=task, max_drop=100).record
-        file = record["files"][ONNX_FILES["int8"]]
-        measurements = {name: file[name] for name in _MEASUREMENTS if name in file}
-        size = round(megabytes(scratch) + file["bytes"] / 1e6, 3)
-        return {"megabytes": size, **measurements, "checked_on": record["checked_on"]["what"]}
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -205,15 +205,25 @@ def _measure_times(
     return times
 
 
-def price_line(costs: Mapping[str, Any]) -> str:
-    """Format the cost of predictions as one line."""
+def price_line(costs: Mapping[str, Any], engine: str = "torch, float32") -> str:
+    """Format the cost of predictions as one line; `engine` is what has computed them."""
     line = f"{figures(costs['megabytes'], 3)} MB{', beside the base model' if costs.get('adapter') else ''}"
     if times := costs.get("milliseconds"):
         each = [f"{figures(value)} ms for a text of {length} tokens" for length, value in times.items()]
-        line += f"; {', '.join(each)}, on one core (torch, float32)"
+        line += f"; {', '.join(each)}, on one core ({engine})"
         if rates := costs.get("texts_per_second"):
             each = [f"{figures(rate)} texts of {length} tokens" for length, rate in rates.items()]
             line += f"; in batches {', '.join(each)} per second"
+    return line
+
+
+def int8_line(costs: Mapping[str, Any], metric: str) -> str:
+    """Format what predictions in 8 bits cost and lose, the result of `int8_price`, as one line."""
+    line = price_line(costs, "onnxruntime, int8")
+    if memory := costs.get("memory_megabytes"):
+        line += f"; {figures(memory)} MB of memory"
+    if "score" in costs:
+        line += f"; {metric} {100 * costs['score']:.2f} ({0 - costs['drop']:+.2f}) on {costs['checked_on']}"
     return line
 
 

@@ -26,9 +26,9 @@ from hf_tlm.hub.push import Push
 from hf_tlm.metrics import Lead
 from hf_tlm.models import ModelError
 from hf_tlm.runs.arguments import LINEAR
-from hf_tlm.runs.price import price_line
+from hf_tlm.runs.price import int8_line, price_line
 from hf_tlm.tasks import Task, TaskSpec
-from hf_tlm.training.base_arguments import BaseArguments
+from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
 from hf_tlm.training.teacher import cost_line, described
 from hf_tlm.utils.files import atomic_write
@@ -288,13 +288,20 @@ class SeededRun:
     def to_dict(self) -> dict[str, Any]:
         return {**self.details, "summary": self.summary, "seeds": self.seeds}
 
-    def write(self, args: BaseArguments, card: Callable[[Mapping[str, Any], int], str], source: Path | None = None) -> Self:
+    def write(
+        self,
+        args: SeedsArguments,
+        card: Callable[[Mapping[str, Any], int], str],
+        int8_entry: Callable[[Path], Mapping[str, Any]],
+        source: Path | None = None,
+    ) -> Self:
         """Copy the best seed's model to the run's folder, write `results.json` and the card, and publish if requested.
 
         The first process writes while the others wait, since they may read the files next.
 
         Args:
             card: (record of the run, seed) -> text of README.md.
+            int8_entry: folder of the best model -> what `export_int8` adds to the record of the run.
             source: the folder that holds the folders of the seeds. Default: the run's.
 
         Returns:
@@ -304,8 +311,12 @@ class SeededRun:
 
         with args.main_process_first(local=False, desc="publishing the model"):
             if args.process_index == 0:
-                record, seed = self.to_dict(), self.best["seed"]
-                copy_best_model(seed_folder(source or self.output_dir, seed) / "model", self.output_dir)
+                seed = self.best["seed"]
+                model = seed_folder(source or self.output_dir, seed) / "model"
+                if args.export_int8:
+                    self.details |= int8_entry(model)
+                record = self.to_dict()
+                copy_best_model(model, self.output_dir)
                 atomic_write(self.output_dir / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
                 atomic_write(self.output_dir / "README.md", card(record, seed))
         return replace(self, push=publish_run(self.output_dir, args))
@@ -346,6 +357,8 @@ class SeededRun:
         lines += cost_lines(cost, " a seed")
         if price := self.best.get("price"):
             lines.append(f"a prediction {price_line(price)}")
+        if int8 := self.details.get("int8"):
+            lines.append(f"in 8 bits    {int8_line(int8, self.details['metric'])}")
         lines.append(f"model        {self.output_dir}")
         lines += published_lines(self.push)
         return "\n".join(lines)

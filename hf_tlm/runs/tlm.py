@@ -19,6 +19,7 @@ from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.averaging import averaged_entry, baseline_entries, one_class_entry
 from hf_tlm.runs.baselines import to_beat
+from hf_tlm.runs.export.export import int8_entry
 from hf_tlm.runs.price import price
 from hf_tlm.runs.records import (
     SAVED_FILE,
@@ -155,7 +156,7 @@ def run_tlm(
         details |= {**averaged_entry(task, output_dir, records), **one_class_entry(task, output_dir, records)}
     if reported:
         details |= baseline_entries(task, output_dir, records, details["baselines"])
-    run = Run(records, summarise(records), details, output_dir).write(args, tlm_card)
+    run = Run(records, summarise(records), details, output_dir).write(args, tlm_card, partial(int8_entry, task=task))
     pushes.check()
     return run
 
@@ -170,11 +171,8 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
         asked_passages(task, subset.dataset, args)  # Missing marks raise an error before the first round, not after it.
     for round_number in range(1, args.teacher_rounds + 1):
         run_args = copy.copy(args) if round_number > 1 or not args.taught_by_itself else args.untaught()
-        run_args.output_dir, run_args.teacher_rounds, run_args.push_to_hub = (
-            str(output_dir / f"round-{round_number}"),
-            1,
-            False,
-        )
+        run_args.output_dir, run_args.teacher_rounds = str(output_dir / f"round-{round_number}"), 1
+        run_args.push_to_hub = run_args.export_int8 = False
         args.track_as_part(run_args, run_args.folder)
         if round_number > 1:
             run_args.teacher, run_args.teacher_labels = teacher, None
@@ -195,7 +193,9 @@ def _write_best_round(runs: Sequence[Run], task: Task, args: TlmArguments) -> Ru
         for name in ("flops", "seconds"):
             round_record[name] = sum(seed["cost"][name] for seed in run.seeds) + teacher_cost(teacher_report, name)
     details = {**best.details, "arguments": settings(args), "rounds": rounds, "round": runs.index(best) + 1}
-    return replace(best, details=details, output_dir=args.folder).write(args, tlm_card, best.output_dir)
+    return replace(best, details=details, output_dir=args.folder).write(
+        args, tlm_card, partial(int8_entry, task=task), best.output_dir
+    )
 
 
 @dataclass

@@ -250,6 +250,11 @@ class ScoreModelArguments(TlmArguments):
     rho2: float = option(3, "Score model: weight of the masked-LM loss.")
     stage: str = option("1", "Score model: stages to train. 1: joint training. both: fine-tuning after it too.")
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.export_int8:
+            raise ArgumentsError("export_int8 measures a model that predicts, and a score model only scores. Remove it.")
+
 
 @dataclass(repr=False)
 class PretrainArguments(RunArguments):

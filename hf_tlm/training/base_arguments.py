@@ -270,11 +270,20 @@ class SeedsArguments(PublishedArguments):
         "the seeds among them.",
         nargs="+",
     )
+    export_int8: bool = option(
+        False,
+        "At the end, temporarily export the best model to ONNX in 8 bits: summary, card and report have its size, its "
+        "score, and the time and memory of a prediction (extra [onnx]).",
+    )
 
     def __post_init__(self):
         super().__post_init__()
         if self.seeds and len(set(self.seeds)) < len(self.seeds):
             raise ArgumentsError(f"seeds contains a seed twice: {self.seeds}. Each seed is one run: remove the duplicate.")
+        if self.export_int8:
+            from hf_tlm.models.onnx_graph import check_installed  # Slow to import.
+
+            check_installed()
 
     @property
     def run_seeds(self) -> list[int]:

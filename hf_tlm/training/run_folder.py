@@ -41,7 +41,8 @@ _FREE = (
     "seed_figure dataloader_persistent_workers save_strategy save_steps save_total_limit save_only_model seeds seed "
     "per_device_eval_batch_size local_rank push_to_hub hub_model_id hub_dataset_id hub_strategy hub_token hub_private_repo "
     "hub_always_push hub_revision resume_from_checkpoint teacher_output eval_accumulation_steps torch_empty_cache_steps "
-    "ddp_timeout dataloader_multiprocessing_context trackio_space_id trackio_bucket_id trackio_static_space_id"
+    "ddp_timeout dataloader_multiprocessing_context trackio_space_id trackio_bucket_id trackio_static_space_id "
+    "export_int8"
 ).split()
 
 # Files beside a model that another start of its run may rewrite.
@@ -64,6 +65,14 @@ PRICE = record(
         **{"milliseconds": _TIMES, "texts_per_second": _TIMES},
     },
     optional=("parameters", "adapter", "milliseconds", "texts_per_second"),
+)
+# The cost of a prediction in 8 bits, of runs with `export_int8`.
+INT8_PRICE = record(
+    {
+        **{"megabytes": real(0, 1e9), "memory_megabytes": real(0, 1e9), "milliseconds": _TIMES, "texts_per_second": _TIMES},
+        **{"score": real(-1e12, 1e12), "drop": real(-1e14, 1e14), "checked_on": words(200)},
+    },
+    optional=("memory_megabytes", "milliseconds", "texts_per_second", "score", "drop"),
 )
 _OPTIONAL = {"price"}
 

@@ -68,7 +68,7 @@ def priced(monkeypatch):
     """Replace the export; the list of models that would be exported."""
     models = []
 
-    def price(model, task, scratch):
+    def price(model, task):
         models.append(model.relative_to(model.parents[2]).as_posix())
         times = {"milliseconds": {"32": 0.5, "128": 1.5}, "texts_per_second": {"32": 900.0}}
         measured = {"score": 0.5, "drop": 0.25, **times, "memory_megabytes": 99.5}
@@ -84,11 +84,6 @@ def test_finished_models_are_exported_without_training_again(work, finished, one
     before, plain = records(finished), (tmp_path / "out/results.md").read_text()
     assert not any("int8" in record for record in before.values()) and "MB int8" not in plain
     monkeypatch.setattr(MAKING, "make_step", lambda plan, step: pytest.fail(f"{step.name} is made again"))
-    # Leftovers of kills: during the removal of an export, and while it was written.
-    arm = tmp_path / "out/task/pretrained"
-    for leftover in (arm / ".seed-0.int8/onnx", arm / f"..seed-0.int8.{32 * 'a'}/onnx"):
-        leftover.mkdir(parents=True)
-        (leftover / "model.onnx").touch()
     table = reproduce(finished, export_int8=True)
     after = records(finished)
     for step in finished.trainings:
@@ -121,7 +116,7 @@ def test_run_is_exported_after_its_training(work, tmp_path, monkeypatch):
     statuses = []
     price = {"megabytes": 1.25, "drop": 0.25, "checked_on": "validation"}
 
-    def exported(model, task, scratch):
+    def exported(model, task):
         (file,) = (tmp_path / "out/runs").glob("*seed-0.json")
         statuses.append(json.loads(file.read_text())["status"])
         return price
@@ -161,9 +156,9 @@ def test_run_whose_model_was_deleted_is_not_exported(finished, priced, caplog):
 def test_run_that_cannot_be_exported_stays_finished(finished, priced, monkeypatch, caplog, error):
     works = MAKING.int8_price
 
-    def fails(model, task, scratch):
+    def fails(model, task):
         if "pretrained" in str(model):
-            return works(model, task, scratch)
+            return works(model, task)
         raise error
 
     monkeypatch.setattr(MAKING, "int8_price", fails)

@@ -28,9 +28,9 @@ from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, setti
 from hf_tlm.analysis.runs import SPLITS, is_number
 from hf_tlm.analysis.trainer_logs import checked_grid, checkpoint_points, read_log
 from hf_tlm.hub.cards import METRIC_NAMES
-from hf_tlm.runs.price import price_line
+from hf_tlm.runs.price import int8_line, price_line
 from hf_tlm.runs.records import aggregate, format_score
-from hf_tlm.training.run_folder import PRICE
+from hf_tlm.training.run_folder import INT8_PRICE, PRICE
 from hf_tlm.utils.json_files import Unfit, entry
 from hf_tlm.utils.run_files import GRID_FILE, seed_figure, stage_folder
 
@@ -367,6 +367,9 @@ def _model_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
     if "price" in record:
         with suppress(Unfit):  # A record from elsewhere may have any content.
             yield "Cost of a prediction", price_line(PRICE(record["price"]))
+    if "int8" in run.record:
+        with suppress(Unfit):
+            yield "In 8 bits", int8_line(INT8_PRICE(run.record["int8"]), str(run.record.get("metric")))
 
 
 def subset_facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -32,7 +33,7 @@ from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.tagging import CRF_FILE
 from hf_tlm.runs.prediction_source import Source, find_source
-from hf_tlm.runs.price import onnx_memory, onnx_price
+from hf_tlm.runs.price import megabytes, onnx_memory, onnx_price
 from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.runs.teachers.models import training_costs
 from hf_tlm.tasks import Task
@@ -48,6 +49,8 @@ from hf_tlm.version import __version__
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 _CARD = "README.md"
+_INT8_MEASUREMENTS = ("score", "drop", "milliseconds", "texts_per_second", "memory_megabytes")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,41 @@ def export_onnx(
     if page is not None:
         fill_page(output, page, runtime, texts=page_texts, model=page_model)
     return Exported(output, record)
+
+
+def int8_price(model: Path, task: Task) -> dict[str, Any]:
+    """Measure what a prediction of a finished model costs in 8 bits, with onnxruntime on one thread of this machine.
+
+    Args:
+        model: see `export_onnx`; the export is temporary.
+        task: the task on whose texts the export is checked; no loss of score is refused.
+
+    Returns:
+        megabytes of the graph, the configuration and the tokenizer; score and drop (the points that the export loses) on
+        checked_on; milliseconds and texts_per_second, see `hf_tlm.runs.price.onnx_price`, and memory_megabytes, see
+        `onnx_memory` there.
+
+    Raises:
+        HfTlmError: see `export_onnx`.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        exported = export_onnx(model, Path(scratch) / "export", task=task, max_drop=100)
+        file, size = exported.record["files"][ONNX_FILES["int8"]], megabytes(exported.folder)
+    measurements = {name: file[name] for name in _INT8_MEASUREMENTS if name in file}
+    return {
+        "megabytes": round(size + file["bytes"] / 1e6, 3),
+        **measurements,
+        "checked_on": exported.record["checked_on"]["what"],
+    }
+
+
+def int8_entry(model: Path, task: Task) -> dict[str, Any]:
+    """Return the entry `int8` of the record of a run, see `int8_price`; none, with a warning, if the export fails."""
+    try:
+        return {"int8": int8_price(model, task)}
+    except Exception as error:  # Exporters raise errors of any class, for models of other libraries.
+        logger.warning("The cost of a prediction in 8 bits is not measured: %s", " ".join(str(error).split())[:500])
+        return {}
 
 
 def _check_texts(

@@ -28,6 +28,7 @@ from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.arguments import CheckpointArguments
 from hf_tlm.runs.averaging import averaged_entry, baseline_entries, one_class_entry
 from hf_tlm.runs.baselines import to_beat
+from hf_tlm.runs.export.export import int8_entry
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, EvaluationSet, check_kind, kind_module, label_names
 from hf_tlm.runs.finetuning.models import FinetuneTrainer, load_finetuned, load_model, load_pretrained
@@ -174,7 +175,9 @@ def finetune(
         details |= {**averaged_entry(task, output_dir, records), **one_class_entry(task, output_dir, records)}
         if args.train_fraction == 1:  # Otherwise the linear model, fitted to all texts, would not be comparable.
             details |= baseline_entries(task, output_dir, records, details["baselines"])
-    run = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir).write(args, finetuned_card)
+    run = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir).write(
+        args, finetuned_card, partial(int8_entry, task=task)
+    )
     pushes.check()
     return run
 
