@@ -113,7 +113,8 @@ def run_tlm(
     with args.main_process_first(desc="checking the output folder"):
         longest = max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0)
         with mention_if_finished(output_dir):
-            check_sources(model_args, longest, mlm=args.stage != "2", whole_word_mask=args.whole_word_mask)
+            mlm = args.stage != "2" or args.stage2_rho2 > 0
+            check_sources(model_args, longest, mlm=mlm, whole_word_mask=args.whole_word_mask)
             content = digest_teacher(open_teacher(task, args))
         check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)

@@ -400,7 +400,7 @@ def model_factory(
             model = TlmModel.from_checkpoint(base, **options)
             if not model_args.use_peft:
                 return model
-            if getattr(args, "stage", "1") != "2":
+            if not isinstance(args, TlmArguments) or args.stage != "2" or args.stage2_rho2:
                 _check_head(model_args, model)
             return add_lora(model, model_args, base, model_args.model_revision, classifier=classifier)
 

@@ -17,6 +17,7 @@ from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer
 from hf_tlm.training.checkpoints import last_complete_checkpoint
+from support.tiny_checkpoints import pretrained
 from support.toys import FAST, TINY_CONFIGS, make_task
 
 CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
@@ -102,6 +103,15 @@ def test_stage_two_adapts_the_stage_one_model(tmp_path, task):
 def test_adapter_from_scratch_in_a_single_stage_is_refused(tmp_path, task, stage):
     with pytest.raises(ArgumentsError, match=f"which would stay random in a stage {stage} from scratch"):
         go(tmp_path / "out", task, stage=stage)
+
+
+@pytest.mark.parametrize("changes", [{}, {"stage": "2", "stage2_rho2": 1.0}])
+def test_masked_lm_loss_needs_a_trained_head(tmp_path, task, tokenizer, changes):
+    """The adapter would learn for a random head, which stays as it is."""
+    body = pretrained(tmp_path / "body", tokenizer)
+    with pytest.raises(ArgumentsError, match="body has no masked-LM head, and use_peft would not train a randomly"):
+        go(tmp_path / "out", task, {"model_name_or_path": str(body)}, **changes)
+    assert not (tmp_path / "out").exists()
 
 
 def test_stage_one_alone_adapts_a_checkpoint(tmp_path, task, base, corpus):
