@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 import transformers
-from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from peft.utils import WEIGHTS_NAME
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,7 +34,7 @@ from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.arguments import LoraArguments
 from hf_tlm.models.base import TrainedModel, body_of, save_tokenizer
 from hf_tlm.models.export import export_stock
-from hf_tlm.models.loading import POOLER, reading_pickles, without_reports
+from hf_tlm.models.loading import POOLER, new_weights, reading_pickles, weight_problems, without_reports
 from hf_tlm.models.tlm import TlmModel
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import Unfit, listed, maybe, one_of, read_fields, real, truth, whole, words
@@ -234,26 +242,41 @@ def load_merged(
         options: for `from_pretrained` of the base.
 
     Raises:
-        ModelError, HubError: see `read_adapter`, `base_folder`.
+        ModelError, HubError: see `read_adapter`, `base_folder`, `new_weights`, `load_adapter`.
     """
     adapter = read_adapter(folder)
-    model = getattr(transformers, auto_class).from_pretrained(
+    model, info = getattr(transformers, auto_class).from_pretrained(
         base_folder(folder, adapter, trust_remote_code=trust_remote_code),
         config=AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code),
         ignore_mismatched_sizes=True,
+        output_loading_info=True,
         trust_remote_code=trust_remote_code,
         **options,
     )
+    new_weights(model, info, f"{adapter.base_model_name_or_path}, the base model of the adapter in {folder},")
     with _without_peft_warning():
-        merged = PeftModel.from_pretrained(model, folder, config=adapter).merge_and_unload()
+        merged = load_adapter(get_peft_model(model, adapter), folder).merge_and_unload()
     assert isinstance(merged, PreTrainedModel)  # The base model.
     return merged
 
 
 def load_adapter(model: PeftModel, folder: str | os.PathLike) -> PeftModel:
-    """Load the weights that `export_adapter` wrote to `folder` into `model`, which `add_lora` built on the same base."""
+    """Load the weights that `export_adapter` or peft wrote to `folder` into `model`, a base model with a new adapter.
+
+    Raises:
+        ModelError: the weights are missing, or do not fit the model.
+    """
+    if not any((Path(folder) / name).is_file() for name in (ADAPTER_WEIGHTS, WEIGHTS_NAME)):
+        raise ModelError(f"{folder} lacks {ADAPTER_WEIGHTS}, the weights of its adapter. Copy or create the folder again.")
     with reading_pickles(folder, ModelError):
         weights = load_peft_weights(str(folder), device="cpu")
+    expected = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
+    shapes, unexpected = {name: tuple(value.shape) for name, value in expected.items()}, set(weights) - {*model.state_dict()}
+    if problems := weight_problems(weights, shapes, sorted(unexpected - set(shapes))):
+        raise ModelError(
+            f"The weights of the adapter in {folder} do not fit its {ADAPTER_FILE} and its base model ({problems}). Copy "
+            "the folder again, or restore the base model."
+        )
     set_peft_model_state_dict(model, weights, adapter_name=ADAPTER)
     return model
 

@@ -1,11 +1,13 @@
 """LoRA for every family: which parameters are trained, and equal logits of the exported adapter in stock classes."""
 
 import json
+import shutil
 from functools import partial
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 
 from hf_tlm.errors import HfTlmError
@@ -19,6 +21,7 @@ from hf_tlm.models import (
     load_adapter,
     trained_parameters,
 )
+from hf_tlm.models.adapters import ADAPTER_WEIGHTS, load_merged
 from hf_tlm.runs import CheckpointArguments
 from hf_tlm.training import ModelArguments
 from support.tiny_models import families
@@ -115,6 +118,35 @@ def test_exported_adapter_gives_equal_logits_in_stock_classes(model_type, tokeni
     again = load_adapter(model_with_adapter(model_type, base, tokenizer), folder).eval()
     torch.testing.assert_close(again(**batch()).logits, logits, rtol=0, atol=1e-6)
     assert trained_parameters(again) == trained_parameters(model)
+
+
+def _another_base(base, folder, tokenizer):
+    shutil.rmtree(base)
+    config = AutoConfig.for_model("bert", **{**TINY_CONFIGS["bert"], "hidden_size": 32})
+    export_stock(TlmModel.from_config(config), tokenizer, base)
+
+
+def _without_a_layer(file):
+    save_file({name: value for name, value in load_file(file).items() if "layer.1" not in name}, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (_another_base, "base, the base model of the adapter in .*adapter, lacks weights of its body .bert.embeddings"),
+        (lambda base, *_: _without_a_layer(base / "model.safetensors"), r"lacks weights of its body \(bert.encoder.layer.1"),
+        (lambda base, folder, _: _without_a_layer(folder / ADAPTER_WEIGHTS), r"do not fit its .*missing: .*layer.1.*9 more"),
+        (lambda base, folder, _: (folder / ADAPTER_WEIGHTS).unlink(), "adapter lacks adapter_model.safetensors"),
+    ],
+)
+def test_adapter_that_does_not_fit_its_base_is_refused(tokenizer, tmp_path, damage, message):
+    """Weights that are missing or of other sizes were random."""
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    export_adapter(model_with_adapter("bert", base, tokenizer), tokenizer, folder)
+    load_merged(folder, "AutoModelForSequenceClassification")
+    damage(base, folder, tokenizer)
+    with pytest.raises(ModelError, match=message):
+        load_merged(folder, "AutoModelForSequenceClassification")
 
 
 def test_lora_options(tokenizer, tmp_path):
