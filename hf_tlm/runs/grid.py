@@ -17,6 +17,7 @@ from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, Finet
 from hf_tlm.runs.finetuning.kinds import check_kind
 from hf_tlm.runs.grid_points import CHECKPOINT, Grid, GridError, point_name
 from hf_tlm.runs.grid_search import check_search, search
+from hf_tlm.runs.price import int8_line
 from hf_tlm.runs.records import aggregate, baseline_lines, format_table, published_lines
 from hf_tlm.runs.sharing import PointsError, run_once, run_shared
 from hf_tlm.tasks import Task
@@ -144,6 +145,8 @@ class GridRun:
         """Return the text that is printed at the end of the run."""
         results = find_object(self.output_dir / RESULTS_FILE) or {}
         comparison = baseline_lines(results, results["summary"]) if "summary" in results else []
+        if "int8" in results:
+            comparison.append(f"in 8 bits    {int8_line(results['int8'], results['metric'])}")
         lines = [to_markdown(self.record), *comparison, f"model        {self.output_dir}", *published_lines(self.push)]
         return "\n".join(lines)
 
@@ -229,10 +232,13 @@ def run_grid(
         published_record = find_object(output_dir / GRID_FILE) or {}
         if isinstance(published_record.get("chosen"), dict):
             published_record["chosen"].pop("test", None)
+        if args.export_int8 and "int8" not in (find_object(output_dir / RESULTS_FILE) or {}):
+            return False
         return published_record == json.loads(json.dumps(record)) and _is_intact(output_dir)
 
     def publish() -> None:
         point_run = runs[record["points"].index(best_point)]
+        point_run.args.export_int8 = args.export_int8
         chosen = finetune(task, point_run.checkpoint, point_run.args)
         if args.process_index == 0:
             _publish_chosen(record, chosen, output_dir)
@@ -313,9 +319,10 @@ def _create_runs(
     for point in points:
         folder = str(args.folder / POINTS / point_name(point))
         changes = {option: value for option, value in point.items() if option != CHECKPOINT}
-        # Only the result of the complete grid is published.
+        # Only the result of the complete grid is published, and its model exported.
         changes |= dict.fromkeys(("hub_model_id", "hub_private_repo", "hub_revision"))
-        changes |= {"push_to_hub": False, "hub_strategy": "end", "output_dir": folder, "seeds": list(seeds)}
+        changes |= {"push_to_hub": False, "export_int8": False, "hub_strategy": "end"}
+        changes |= {"output_dir": folder, "seeds": list(seeds)}
         point_args = replace(args, **changes)
         args.track_as_part(point_args, folder)
         point_checkpoint = replace(checkpoint, model_name_or_path=point[CHECKPOINT]) if CHECKPOINT in point else checkpoint

@@ -12,9 +12,12 @@ from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.errors import ArgumentsError, ModelError
 from hf_tlm.runs import export_onnx, run_tlm
 from hf_tlm.runs.export import export as module
-from hf_tlm.runs.finetuning import FinetuneArguments
+from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments
+from hf_tlm.runs.grid import run_grid
+from hf_tlm.runs.grid_points import Grid
 from hf_tlm.runs.price import int8_line
 from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments
+from support.tiny_checkpoints import FAST as QUICK
 from support.tiny_checkpoints import files, go, pretrained
 from support.toys import FAST, TINY_CONFIGS, make_task
 
@@ -93,3 +96,16 @@ def test_extra_is_checked_before_the_work(monkeypatch):
 def test_score_models_are_not_exported():
     with pytest.raises(ArgumentsError, match="export_int8 measures a model that predicts"):
         ScoreModelArguments(export_int8=True)
+
+
+def test_only_the_chosen_point_of_a_grid_is_exported(base, tmp_path, monkeypatch):
+    """Also where the option is added to the command of a finished grid."""
+    exported = []
+    monkeypatch.setattr(module, "int8_price", lambda model, task: exported.append(model) or PRICE)
+    for export_int8 in (False, True, True):
+        args = FinetuneArguments(**{**QUICK, "output_dir": str(tmp_path / "out"), "export_int8": export_int8})
+        checkpoint, grid = CheckpointArguments(model_name_or_path=str(base)), Grid({"learning_rate": [1e-2, 1e-3]})
+        run = run_grid(make_task(train=24), checkpoint, args, grid)
+    assert exported == [tmp_path / "out" / run.record["chosen"]["folder"] / "seed-0/model"]
+    assert json.loads((tmp_path / "out/results.json").read_text())["int8"] == PRICE
+    assert "in 8 bits    1.76 MB" in run.to_text() and "1.76 MB" in (tmp_path / "out/README.md").read_text()
