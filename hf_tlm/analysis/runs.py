@@ -20,7 +20,19 @@ from typing import Any, TypeGuard
 
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.spec import KINDS
-from hf_tlm.utils.json_files import Check, check_fields, entry, listed, mapped, maybe, one_of, read_object, record, such
+from hf_tlm.utils.json_files import (
+    check_fields,
+    entry,
+    listed,
+    mapped,
+    maybe,
+    one_of,
+    read_object,
+    real,
+    record,
+    such,
+    whole,
+)
 from hf_tlm.utils.run_files import GRID_FILE, RESULTS_FILE, SEED_FIGURES, SETTINGS_FILE
 from hf_tlm.utils.shown import kind_of, suggested_path
 
@@ -47,29 +59,31 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, float) or (type(value) is int and abs(value) <= _MAX_INTEGER)
 
 
-def _if_any(check: Check) -> Check:
-    """Return a check that skips missing and empty values, which analyses do without."""
-    return lambda value: value and check(value)
-
-
-_TEXT, _OBJECT = _if_any(such(lambda value: isinstance(value, str), "a text")), _if_any(record({}))
-_INTEGER = such(lambda value: isinstance(value, int), "a whole number")
+_TEXT, _OBJECT = maybe(such(lambda value: isinstance(value, str), "a text")), maybe(record({}))
+_INTEGER, _COUNT = such(lambda value: isinstance(value, int), "a whole number"), maybe(whole(0, 2**53))
 _NUMBER = maybe(such(is_number, "a number"))
-_NUMBERS = _if_any(mapped(_NUMBER, 10**6))
-_MANIFEST_FIELDS = dict.fromkeys(("corpus", "counts", "selection"), _OBJECT)
+_NUMBERS, _COSTS = maybe(mapped(_NUMBER, 10**6)), maybe(mapped(maybe(real(0, 1e300)), 10**6))
+_MANIFEST_FIELDS = {
+    **{"retriever": _TEXT, "top_k": _COUNT, "corpus": maybe(record({"size": _COUNT, "tokens": _COUNT}))},
+    "counts": maybe(record({"union": _COUNT, "passages": _COUNT})),
+    "selection": maybe(record({"size": _COUNT, "method": _TEXT, "fraction": _NUMBER})),
+}
 _COST_FIELDS = {"flops": _NUMBER, "seconds": _NUMBER}
 _RUN_FIELDS = {
-    **{"metric": _TEXT, "task": _if_any(such(lambda value: isinstance(value, (str, dict)), "a text or an object"))},
-    **{"kind": _if_any(one_of(*KINDS)), "arguments": _OBJECT, "model": _OBJECT, "subset": _if_any(record(_MANIFEST_FIELDS))},
-    **{"teacher": _if_any(record({**_COST_FIELDS, "training": _if_any(record(_COST_FIELDS))}))},
-    **dict.fromkeys(("cost", "validation", "test"), _NUMBERS),
-    **dict.fromkeys(("seeds", "splits"), _if_any(listed(lambda value: value, 10**6))),
+    **{"metric": _TEXT, "task": maybe(such(lambda value: isinstance(value, (str, dict)), "a text or an object"))},
+    **{"kind": maybe(one_of(*KINDS)), "arguments": _OBJECT, "model": _OBJECT, "subset": maybe(record(_MANIFEST_FIELDS))},
+    **{"teacher": maybe(record({**_COST_FIELDS, "training": maybe(record(_COST_FIELDS))}))},
+    **{"cost": _COSTS, "validation": _NUMBERS, "test": _NUMBERS, "held_out": maybe(mapped(real(0, 1), 100))},
+    **dict.fromkeys(("seeds", "splits"), maybe(listed(lambda value: value, 10**6))),
 }
+_TAG = record({"support": whole(0, 2**53), **dict.fromkeys(("precision", "recall", "f1"), real(0, 1))})
 _SEED_FIELDS = {
-    **{"seed": _INTEGER, "parameters": maybe(_INTEGER), **dict.fromkeys(("cost", "validation", "test"), _NUMBERS)},
+    **{"seed": _INTEGER, "parameters": maybe(_INTEGER), "trained_parameters": maybe(_INTEGER)},
+    **{"cost": _COSTS, "validation": _NUMBERS, "test": _NUMBERS},
     **{
-        "stages": _if_any(mapped(_if_any(record({"cost": _NUMBERS})), 100)),
-        "history": _if_any(listed(record({}), 10**7)),
+        "stages": maybe(mapped(maybe(record({"cost": _COSTS})), 100)),
+        "history": maybe(listed(record({}), 10**7)),
+        "tables": maybe(mapped(record({"tags": maybe(listed(_TAG, 10**6))}), 100)),
     },
 }
 

@@ -379,13 +379,14 @@ class _Steps:
             options |= {"model_name_or_path": arm.pretrained or self.pretrained, "seed": seed}
             return Step("finetune", folder, task.path, options, {}, arm, seed)
         tokenizer = ({}, {}) if arm.tokenizer == "own" else self._tokenizer(task)
-        objective_options = self.objective_options.get(arm.objective or "", {})
-        options = {**tokenizer[0], **self.budget, **objective_options, **task.settings["train_tlm"]}
+        options = dict(task.settings["train_tlm"])
         if arm.subset.retriever is None:
             options["rho1"] = 0
         if arm.objective is not None:
             options["objective"] = arm.objective
         options |= {**arm.settings.get("train_tlm", {}), "seed": seed}
+        objective = {**self.train_tlm, **options}.get("objective", "mlm")
+        options = {**tokenizer[0], **self.budget, **self.objective_options.get(objective, {}), **options}
         subset = self._add_subset(task, arm)
         inputs = {**tokenizer[1], **({} if subset is None else {"subset": subset}), **self._teacher_inputs(task, arm, seed)}
         return Step("train_tlm", folder, task.path, options, inputs, arm, seed)

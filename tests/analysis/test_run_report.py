@@ -335,6 +335,25 @@ def test_page_of_an_unfinished_run_says_so(run, task, tmp_path):
             "seed 3: stages.1.cost must be an object",
         ),
         ("results.json", '{"seeds": [{"seed": 3, "test": {"f1": "x"}}]}', "seed 3: test.f1 must be a number; found 'x'"),
+        *(
+            ("results.json", f'{{"seeds": [{{"seed": 3, {text}}}]}}', f"seed 3: {name} must be")
+            for text, name in (
+                ('"trained_parameters": "x", "parameters": 3', "trained_parameters"),
+                ('"cost": {"seconds": NaN}', "cost.seconds"),
+                ('"tables": {"test": {"tags": [{"tag": "B"}]}}', "tables.test.tags.0.support"),
+            )
+        ),
+        *(
+            ("results.json", f'{{"seeds": [], {text}}}', f"results.json .* {name} must be")
+            for text, name in (
+                ('"metric": []', "metric"),
+                ('"held_out": {"test": "x"}', "held_out.test"),
+                ('"subset": []', "subset"),
+                ('"subset": {"top_k": "x"}', "subset.top_k"),
+                ('"subset": {"corpus": {"size": "x"}}', "subset.corpus.size"),
+                ('"subset": {"selection": {"method": [1]}}', "subset.selection.method"),
+            )
+        ),
         ("settings.json", "", "settings.json cannot be read, .* is not JSON"),
         (
             "seed-3/predictions/test.jsonl",

@@ -231,6 +231,16 @@ def test_arms_are_repeated_for_each_objective():
         read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
 
 
+def test_options_of_an_objective_are_for_arms_that_have_it_from_elsewhere(tmp_path):
+    """By default, from the files, or from an arm's own options of train_tlm."""
+    (tmp_path / "scale.yaml").write_text("train_tlm: {objective: electra}")
+    objective_options = {name: {"learning_rate": name} for name in ("mlm", "electra", "ale")}
+    arms = ["BM25", {"name": "own", "subset": "BM25", "train_tlm": {"objective": "ale"}}]
+    for files, rates in (([], ["mlm", "ale"]), ([str(tmp_path / "scale.yaml")], ["electra", "ale"])):
+        plan = plan_of_arms(arms, seeds=[0], files=files, objective_options=objective_options)
+        assert [step.options["learning_rate"] for step in plan.trainings] == rates
+
+
 def test_budget_is_read_from_the_command_line():
     assert TableArguments(tasks=["one"]).budget == {}
     assert TableArguments(tasks=["one"], max_flops=1e14).budget == {"max_steps": 0, "max_flops": 1e14}

@@ -361,7 +361,7 @@ def _model_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
     elif model.get("model_config"):
         yield "Model", f"from scratch, {model['model_config']}"
     if (record := next(iter(run.seeds), run.record)).get("parameters"):
-        trained = record.get("trained_parameters", record["parameters"])
+        trained = record.get("trained_parameters") or record["parameters"]
         note = f", {trained:,} of them trained" if trained < record["parameters"] else ""
         yield "Parameters", f"{record['parameters']:,}{note} ({record.get('model_type', 'model')})"
     if "price" in record:

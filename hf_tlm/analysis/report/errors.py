@@ -246,8 +246,8 @@ def tag_tables(found: Predictions, seeds: Sequence[dict[str, Any]]) -> list[Tabl
     """Return the table of tags that a tagging run recorded, means over its seeds, in a list; empty without one."""
     by_tag: dict[str, list[dict[str, Any]]] = {}
     for record in seeds:
-        for row in ((record.get("tables") or {}).get(found.split) or {}).get("tags", []):
-            by_tag.setdefault(str(row["tag"]), []).append(row)
+        for row in ((record.get("tables") or {}).get(found.split) or {}).get("tags") or ():
+            by_tag.setdefault(str(row.get("tag")), []).append(row)
     if not by_tag:
         return []
     columns = [Column("tag"), Column("words", "number"), *(Column(name, "share") for name in ("precision", "recall", "F1"))]

@@ -235,7 +235,7 @@ def _finished_seeds(run: RunFolder, finished: bool) -> list[dict[str, Any]]:
     """
     key, results = f"{run.part}s", run.path / RESULTS_FILE
     if finished:
-        records = run.record.get(key, [])
+        records = run.record.get(key) or []
     else:
         files = [(seed, run.seed_folder(seed) / RESULTS_FILE) for seed in run.started_seeds]
         records = [{"seed": seed, **read_json(path)} for seed, path in files if path.is_file()]
