@@ -59,7 +59,8 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, float) or (type(value) is int and abs(value) <= _MAX_INTEGER)
 
 
-_TEXT, _OBJECT = maybe(such(lambda value: isinstance(value, str), "a text")), maybe(record({}))
+_NAME = such(lambda value: isinstance(value, str), "a text")
+_TEXT, _OBJECT = maybe(_NAME), maybe(record({}))
 _INTEGER, _COUNT = such(lambda value: isinstance(value, int), "a whole number"), maybe(whole(0, 2**53))
 _NUMBER = maybe(such(is_number, "a number"))
 _NUMBERS, _COSTS = maybe(mapped(_NUMBER, 10**6)), maybe(mapped(maybe(real(0, 1e300)), 10**6))
@@ -69,12 +70,18 @@ _MANIFEST_FIELDS = {
     "selection": maybe(record({"size": _COUNT, "method": _TEXT, "fraction": _NUMBER})),
 }
 _COST_FIELDS = {"flops": _NUMBER, "seconds": _NUMBER}
+_TEACHER = maybe(record({**_COST_FIELDS, "training": maybe(record(_COST_FIELDS))}))
 _RUN_FIELDS = {
     **{"metric": _TEXT, "task": maybe(such(lambda value: isinstance(value, (str, dict)), "a text or an object"))},
     **{"kind": maybe(one_of(*KINDS)), "arguments": _OBJECT, "model": _OBJECT, "subset": maybe(record(_MANIFEST_FIELDS))},
-    **{"teacher": maybe(record({**_COST_FIELDS, "training": maybe(record(_COST_FIELDS))}))},
+    "teacher": _TEACHER,
     **{"cost": _COSTS, "validation": _NUMBERS, "test": _NUMBERS, "held_out": maybe(mapped(real(0, 1), 100))},
     **dict.fromkeys(("seeds", "splits"), maybe(listed(lambda value: value, 10**6))),
+}
+_TABLE_FIELDS = {
+    **dict.fromkeys(("name", "kind", "task", "arm", "status"), _NAME),
+    **{"seed": _INTEGER, "settings": record({}), "error": _TEXT, "metric": _TEXT, "teacher": _TEACHER},
+    **{"validation": _NUMBERS, "test": _NUMBERS, "cost": _COSTS, "subset": maybe(record(_MANIFEST_FIELDS))},
 }
 _TAG = record({"support": whole(0, 2**53), **dict.fromkeys(("precision", "recall", "f1"), real(0, 1))})
 _SEED_FIELDS = {
@@ -245,29 +252,27 @@ def _complete_failed_settings(results: Sequence[Result]) -> list[Result]:
 def _read_table_record(path: Path, folder: Path, prefix: str) -> Result:
     """Return the result in a record that `reproduce.py` wrote for one run, finished or failed."""
     record = read_json(path)
-    try:
-        settings, subset = dict(record["settings"]), record.get("subset")
-        settings |= _subset_settings(subset, settings.get("subset")) if record["kind"] == "train_tlm" else {}
-        # A teacher of the same table is the training with the pupil's own seed, so that its name differs between seeds.
-        teacher, _, seed = str(settings.get("teacher")).rpartition("/")
-        if teacher.startswith(f"{record.get('task')}/") and seed == f"seed-{record.get('seed')}":
-            settings["teacher"] = teacher
-        return Result(
-            run=prefix + record["name"],
-            folder=folder / record["name"],
-            task=record["task"],
-            arm=record["arm"],
-            seed=record["seed"],
-            metric=record.get("metric"),
-            scores={split: record[split] for split in SPLITS if split in record},
-            cost=record.get("cost", {}),
-            teacher=record.get("teacher") or {},
-            settings={name: v for name, v in settings.items() if name != "seed"}
-            | {"arm": record["arm"], "task": record["task"]},
-            error=record.get("error", "it failed") if record["status"] != "finished" else None,
-        )
-    except KeyError as error:
-        raise AnalysisError(f"{path} is not the record of a run: it lacks {error}.") from error
+    check_fields(record, _TABLE_FIELDS, AnalysisError, f"{path} is not the record of a run", _DAMAGED)
+    settings, subset = dict(record["settings"]), record.get("subset")
+    settings |= _subset_settings(subset, settings.get("subset")) if record["kind"] == "train_tlm" else {}
+    # A teacher of the same table is the training with the pupil's own seed, so that its name differs between seeds.
+    teacher, _, seed = str(settings.get("teacher")).rpartition("/")
+    if teacher.startswith(f"{record['task']}/") and seed == f"seed-{record['seed']}":
+        settings["teacher"] = teacher
+    return Result(
+        run=prefix + record["name"],
+        folder=folder / record["name"],
+        task=record["task"],
+        arm=record["arm"],
+        seed=record["seed"],
+        metric=record.get("metric"),
+        scores={split: record[split] for split in SPLITS if record.get(split)},
+        cost=record.get("cost") or {},
+        teacher=record.get("teacher") or {},
+        settings={name: v for name, v in settings.items() if name != "seed"}
+        | {"arm": record["arm"], "task": record["task"]},
+        error=record.get("error") or "it failed" if record["status"] != "finished" else None,
+    )
 
 
 def _flatten_settings(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -285,8 +285,21 @@ def test_results_of_older_versions_may_lack_fields(tmp_path):
 
 def test_damaged_record_is_named(tmp_path):
     write(tmp_path / "runs/a.json", {"status": "finished", "settings": {}, "kind": "finetune"})
-    with pytest.raises(AnalysisError, match="a.json is not the record of a run: it lacks 'name'"):
+    with pytest.raises(AnalysisError, match="a.json is not the record of a run: name must be a text; found nothing"):
         find_results({"x": tmp_path})
+    file = make_record(tmp_path / "table", "scierc", "BM25", 0, 0.5, rho1=3)
+    record = json.loads(file.read_text())
+    for change, where in (
+        ({"task": 3}, "task"),
+        ({"seed": []}, "seed"),
+        ({"settings": "x"}, "settings"),
+        ({"test": {"macro_f1": "x"}}, "test.macro_f1"),
+        ({"teacher": "x"}, "teacher"),
+        ({"subset": {"selection": {"fraction": "x"}}}, "subset.selection.fraction"),
+    ):
+        write(file, record | change)
+        with pytest.raises(AnalysisError, match=f"seed-0.json is not the record of a run: {where} must be"):
+            find_results({"x": tmp_path / "table"})
 
 
 def test_recipe_writes_the_table_in_three_formats(runs, tmp_path, capsys):

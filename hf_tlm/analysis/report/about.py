@@ -277,7 +277,7 @@ def _cost_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
 def _passage_tile(run: RunFolder) -> Iterator[tuple[str, str, str]]:
     counts = run.record.get("counts") or {}
     if size := (run.record.get("selection") or {}).get("size", counts.get("union")):
-        yield "passages", f"{size:,}", f"of {counts.get('passages', 0):,}"
+        yield "passages", f"{size:,}", f"of {counts.get('passages') or 0:,}"
 
 
 def summary_of(run: RunFolder, split: str) -> dict[str, dict[str, Any]]:
