@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_directory, atomic_write, check_writable
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
+from hf_tlm.utils.shown import one_line
 
 ROOT = Path(__file__).resolve().parents[1]  # The clone, or the installed package.
 SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"  # The settings of every arm.
@@ -70,8 +70,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     chance = retrieval.retrieve(task, corpus, retriever="random", num_passages=len(bm25.dataset), seed=quick.seed)
     print("\n" + bm25.summary())
     for query, passage, score in bm25.examples(task, 5):
-        query, passage = (textwrap.shorten(text, 150, placeholder="...") for text in (query, passage))
-        print(f"\n  task text: {query}\n  retrieved: {passage}  (BM25 {score:.1f})")
+        print(f"\n  task text: {one_line(query, 150)}\n  retrieved: {one_line(passage, 150)}  (BM25 {score:.1f})")
 
     # 3. The baselines, then every arm: stage 1 on task and subset, stage 2 on the task.
     rows = [_baseline_row(task, baseline) for baseline in runs.make_baselines(task)]

@@ -24,6 +24,7 @@ from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
+from hf_tlm.utils.shown import one_line
 from hf_tlm.utils.texts import count_words, share_beyond
 
 # About how many words of a passage fit into 128 tokens, the default length of training.
@@ -65,7 +66,7 @@ def main() -> None:
         subset.save(args.output_dir, report=retrieval.retrieval_report(subset, task if args.quote_task_texts else None))
         print("\n" + subset.summary())
         for query, passage, score in subset.examples(task, args.num_examples):
-            print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")
+            print(f"\n  task text: {one_line(query, 200)}\n  retrieved: {one_line(passage, 200)}  (BM25 {score:.1f})")
         sample = subset.dataset.select(range(0, len(subset.dataset), 1 + len(subset.dataset) // SAMPLE))["text"][:]
         whole = corpus is not None and corpus.max_words is None  # Passages of an Elasticsearch index cannot be split.
         if whole and corpus_args.passage_words != 0 and (unseen := share_beyond(sample, WORDS)) > 0.1:

@@ -19,9 +19,9 @@ class CorpusArguments:
 
     corpus: str | None = option(
         None,
-        "Files: a folder, path or glob, or several separated by commas (parquet, jsonl, csv, txt or md with one text per "
-        "line; also .gz and .zst); or a Hub dataset id, with @revision if wanted. Required, except for retrieval from "
-        "Elasticsearch.",
+        "Files: a folder, path or glob, or several separated by commas (parquet, jsonl, csv, tsv, xlsx; txt or md with one "
+        "text per line; also .gz and .zst); or a Hub dataset id, with @revision if wanted. Required, except for retrieval "
+        "from Elasticsearch.",
     )
     corpus_text_column: str = option("text", "Column of the texts.")
     corpus_id_column: str | None = option(None, "Column of unique ids. Default: file name and row number.")

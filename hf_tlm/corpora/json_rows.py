@@ -13,6 +13,8 @@ from datasets import Features
 MAX_DEPTH = 1000  # Levels of brackets.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[{}\]]")
+# Start of a file that is one object with all rows: {"data": [{...}, ...]}, or {"text": {"0": ..., "1": ...}, ...} by pandas.
+_TABLE_START = re.compile(rb'\{\s*("data"\s*:\s*\[\s*\{|"(?:[^"\\]|\\.)*"\s*:\s*\{\s*"-?\d+"\s*:)')
 
 
 def check_lines(file: Iterable[bytes]) -> None:
@@ -44,16 +46,35 @@ def _nesting_depth(text: bytes) -> int:
 def read_array(file: BinaryIO) -> list[dict[str, Any]] | None:
     """Read a JSON file that is one array of objects; None if it is not an array (JSON Lines).
 
+    The array may be the field `data` of an object, or the columns that pandas's `to_json` writes by default.
+
     `datasets` is not used, because it would convert all values of a column with texts and other values to JSON.
     """
-    head = file.read(1 << 10)
-    if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+    head = file.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not head.startswith(b"[") and not _TABLE_START.match(head):
         return None
-    rows = json.loads((head + file.read()).decode("utf-8-sig"))
+    try:
+        rows = json.loads((head + file.read()).decode())
+    except json.JSONDecodeError:
+        if head.startswith(b"["):
+            raise
+        return None  # Lines that begin like a table.
+    if isinstance(rows, dict) and (rows := _rows_of_table(rows)) is None:
+        return None
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"item {index} of the array is a {type(row).__name__}; rows are JSON objects.")
     return rows
+
+
+def _rows_of_table(table: dict[str, Any]) -> list[Any] | None:
+    """Return the rows of an object that holds a table, see `read_array`; None if it is a row itself."""
+    if isinstance(table.get("data"), list):
+        return table["data"]
+    columns = list(table.values())
+    if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
+        return None
+    return [dict(zip(table, cells, strict=True)) for cells in zip(*(column.values() for column in columns), strict=True)]
 
 
 def has_times(features: Features | None) -> bool:

@@ -22,6 +22,7 @@ from datasets import Dataset, IterableDataset, load_dataset
 from hf_tlm.corpora.corpus import BATCH, SCHEMA, Corpus, CorpusError, Part
 from hf_tlm.corpora.tables import (
     COMPRESSIONS,
+    TABLE_BUILDERS,
     check_columns,
     check_encoding,
     extract_field,
@@ -33,6 +34,7 @@ from hf_tlm.corpora.tables import (
 )
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, may_be_repo
+from hf_tlm.tasks.formats import read_excel
 from hf_tlm.utils.arrow_files import frame_to_dataset, without_format
 from hf_tlm.utils.options import range_problem
 from hf_tlm.utils.run_files import MANIFEST_FILE, SETTINGS_FILE
@@ -48,7 +50,8 @@ _OUTPUT_CHECKS = {
     "config.json": lambda content: "model_type" in content,
 }
 
-BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".md": "text"}
+BUILDERS = TABLE_BUILDERS | {".txt": "text", ".md": "text"}
+_KNOWN_TYPES = f"{', '.join(BUILDERS)}; all but .parquet and .xlsx also with {' or '.join(COMPRESSIONS)}"
 # Maximum size in bytes of a text file that is read without `datasets`, which would read it at once too.
 SMALL_FILE_BYTES = 10 << 20
 
@@ -76,10 +79,10 @@ def load_corpus(
 
     Args:
         corpus: files (a path, a directory, or a glob such as `data/*.parquet`; several as a list, or as one string with
-            commas) in parquet, jsonl, json, csv, txt or md, also compressed as .gz or .zst; a Hub dataset id, with
-            `@revision` if wanted; a `datasets.Dataset`; or a pandas `DataFrame`. In a directory, .md files are read only if
-            it has no other readable files, since a README beside data is not data. Hidden directories below a directory or
-            glob, and those that this package wrote (subsets, indexes, runs, models), are left out.
+            commas) in parquet, xlsx, or in jsonl, json, csv, tsv, txt or md, also compressed as .gz or .zst; a Hub dataset
+            id, with `@revision` if wanted; a `datasets.Dataset`; or a pandas `DataFrame`. In a directory, .md files are read
+            only if it has no other readable files, since a README beside data is not data. Hidden directories below a
+            directory or glob, and those that this package wrote (subsets, indexes, runs, models), are left out.
         text_column: column of the texts. For this and the other columns, a dotted name such as `page.text` is a field of an
             object.
         id_column: column of unique ids. None: ids are `<file>:<row>`, with files relative to their common directory.
@@ -125,10 +128,7 @@ def load_corpus(
         hint = " If the list contains texts, use load_corpus(Dataset.from_dict({'text': texts}))." if is_list else ""
         hint = suggested_path(name) if len(patterns) == 1 and not is_folder else hint
         where = " in this folder" if is_folder else ", and it is not a Hub id (owner/name)"
-        raise CorpusError(
-            f"No corpus {name!r:.200}: no file matches{where}. File types: {', '.join(BUILDERS)}, each also with "
-            f"{' or '.join(COMPRESSIONS)}.{hint}"
-        )
+        raise CorpusError(f"No corpus {name!r:.200}: no file matches{where}. File types: {_KNOWN_TYPES}.{hint}")
     _check_text_files(sample_by, [], name)
     return _create_from_hub(name, revision, config_name, split, streaming, columns, max_words)
 
@@ -303,9 +303,7 @@ def _match_pattern(pattern: str) -> tuple[Path, set[Path]]:
     names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
     matches = {Path(os.path.abspath(name)) for name in names}
     if unknown := sorted(path for path in matches if path.is_file() and not builder_of(path)):
-        raise CorpusError(
-            f"{unknown[0]}: unknown file type. Known: {', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}."
-        )
+        raise CorpusError(f"{unknown[0]}: unknown file type. Known: {_KNOWN_TYPES}.")
     while os.path.isfile(root) or glob.has_magic(str(root)):
         root = root.parent
     return root, matches
@@ -357,10 +355,12 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
             return
         builder = builder_of(path)
         assert builder is not None
-        if path.suffix.lower() != ".parquet":
+        if builder not in ("parquet", "excel"):
             check_encoding(path)
-        if path.suffix.lower() == ".parquet":
+        if builder == "parquet":
             batches = _read_parquet(path, columns)
+        elif builder == "excel":
+            batches = iter([read_excel(path)])
         elif builder == "text" and path.stat().st_size <= SMALL_FILE_BYTES and path.suffix.lower() not in COMPRESSIONS:
             batches = _read_small_text(path, sample_by)
         else:

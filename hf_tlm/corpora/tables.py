@@ -37,6 +37,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "csv": {"keep_default_na": False, "na_values": [""]},
     "text": {"encoding": "utf-8-sig"},
 }
+# Suffix of a file of a table -> its reader: a builder of `datasets`, or excel.
+TABLE_BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
 COMPRESSIONS = (".gz", ".zst")
 SEPARATORS = (",", ";", "\t", "|")
 # A first line of a CSV file that is not its header but declares the separator to Excel.
@@ -47,6 +49,9 @@ _BYTE_ORDER_MARKS = {
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
 _BLOCK_BYTES = 10 << 20  # Bytes of JSON that are read at once, and of a CSV file that are searched for misplaced quotes.
+_ESCAPED_QUOTE_ADVICE = (
+    'a double quote is escaped by a backslash. Double such quotes instead: sed \'s/\\\\"/""/g\' old.csv > new.csv'
+)
 _write_zstd = compr.get("zstd")
 # Headers warned about: shards share one header, and are read more than once.
 _warned_headers: set[tuple[str, ...]] = set()
@@ -138,12 +143,14 @@ register_compression("zstd", _open_zstd, "zst", force=True)
 
 def open_parquet(path: Path) -> pq.ParquetFile:
     """Open a parquet file; its pages are verified by their checksums, if they have any."""
+    if strip_compression(path) != path:
+        raise ValueError("a parquet file cannot be read compressed. Unpack it first (gunzip, unzstd).")
     # Without pre_buffer, which would hold all columns of the file in memory.
     return pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
 
 
 def find_separator(path: Path) -> str:
-    """Detect the separator of a CSV file: comma, semicolon, tab or bar.
+    """Detect the separator of a CSV file: comma, semicolon, tab or bar. That of a .tsv file is the tab.
 
     It is the one that the first line declares (`sep=;`, which Excel writes and reads). Otherwise it is the one that gives
     the header the most fields, and the next rows (up to 20) the same number. If there is none, rows may have fewer fields,
@@ -152,6 +159,8 @@ def find_separator(path: Path) -> str:
     Raises:
         UnicodeDecodeError: the first rows are not UTF-8. With a wrong separator the reader would fail with another error.
     """
+    if suffix_of(path) == ".tsv":
+        return "\t"
     with suppress(OSError, EOFError):
         if declared := _declared_separator(path):
             return declared
@@ -288,7 +297,10 @@ def reading_error(error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, UnicodeDecodeError):
         byte = f"byte 0x{cause.object[cause.start]:02x}"
-        return f"it is not UTF-8 text ({byte}). Save it as UTF-8 (in Excel: CSV UTF-8)."
+        return (
+            f"it is not UTF-8 text ({byte}). Save it as UTF-8 (in Excel: CSV UTF-8), or convert it, for example from "
+            "Windows-1252: iconv -f WINDOWS-1252 -t UTF-8 old.csv > new.csv"
+        )
     if isinstance(cause, UnicodeEncodeError) or "surrogate pair" in str(cause):
         return (
             "a text contains half a character, an escape from \\ud800 to \\udfff without its other half "
@@ -366,6 +378,8 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
                     f"the row of line {line_number - len(lines) + 1} has a field that begins with a double quote which is "
                     "never closed. Close it, or put the field in double quotes and double the quotes in it."
                 )
+            if len(fields) > len(header) and _has_escaped_quote(lines, separator):
+                return f"line {line_number} has more fields than the header, because {_ESCAPED_QUOTE_ADVICE}"
             if len(fields) > len(header):
                 separators = {",": "commas", ";": "semicolons", "\t": "tabs"}.get(separator, repr(separator))
                 return (
@@ -387,7 +401,7 @@ def warn_of_repeated_names(path: Path, header: Sequence[str]) -> None:
 
 
 def _warn_of_quotes(path: Path, separator: str) -> None:
-    """Warn of lines that were joined into one row by a double quote that was meant literally, once per file.
+    """Warn of quotes escaped by a backslash, and of lines joined by a quote that was meant literally, once per file.
 
     Such a quote at the start of a field ends the field at the next quote, lines later and in the middle of a text. Only the
     beginning of a large file is checked, because reading it twice would take longer than retrieval from it.
@@ -395,14 +409,18 @@ def _warn_of_quotes(path: Path, separator: str) -> None:
     if str(path) in _warned_files:
         return
     _warned_files.add(str(path))
-    joined_lines, size = [], 0
+    joined_lines, escaped_lines, size = [], [], 0
     with suppress(OSError, ValueError, EOFError, csv.Error):
         for last_line, _, lines in _csv_rows(path, separator):
             if len(lines) > 1 and _has_stray_quote(lines, separator):
                 joined_lines.append((last_line - len(lines) + 1, last_line))
+            elif _has_escaped_quote(lines, separator):
+                escaped_lines.append(last_line)
             size += sum(map(len, lines))
             if size > _BLOCK_BYTES:
                 break
+    if escaped_lines:
+        logger.warning("%s, line %d: %s", path, escaped_lines[0], _ESCAPED_QUOTE_ADVICE)
     if joined_lines:
         logger.warning(
             "%s: %s rows%s span several lines, the first one lines %d to %d, because a field begins with a double quote "
@@ -417,18 +435,23 @@ def _warn_of_quotes(path: Path, separator: str) -> None:
         )
 
 
+def _has_escaped_quote(lines: Sequence[str], separator: str) -> bool:
+    r"""Return whether a quoted field of a row ends at an \" that was meant to be a quote, and not at the end of a field."""
+    return any('\\"' in line for line in lines) and _has_stray_quote(lines, separator, first=1)
+
+
 def _is_open(lines: Sequence[str], separator: str) -> bool:
     """Return whether a row ends within a quoted field, so that a further line would be part of the row."""
     return len(list(csv.reader([*lines, "x"], delimiter=separator))) == 1
 
 
-def _has_stray_quote(lines: Sequence[str], separator: str) -> bool:
-    """Return whether, in a row of several lines, a quoted field ends after the first line and not at the end of a field."""
+def _has_stray_quote(lines: Sequence[str], separator: str, first: int = 2) -> bool:
+    """Return whether a quoted field ends in line `first` of a row or later, and not at the end of a field."""
     reader = csv.reader(lines, delimiter=separator, strict=True)
     try:
         list(reader)
     except csv.Error:
-        return reader.line_num > 1 and not _is_open(lines, separator)
+        return reader.line_num >= first and not _is_open(lines, separator)
     return False
 
 

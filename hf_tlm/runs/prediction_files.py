@@ -202,7 +202,7 @@ class PredictionFile(contextlib.ExitStack):
                 f"Predictions are written to a file, but {self.path} is a folder. Choose another --predict_output."
             )
         if self.format == "xlsx":
-            check_excel(self.path)
+            check_excel()
         _check_replaceable(self.path, self.format)
         self.separator, self.byte_order_mark = _read_dialect(like, separator) if self.format == "csv" else ("\t", "")
         self.num_rows = 0

@@ -154,7 +154,8 @@ def is_squad_json(path: Path) -> bool:
     if suffix_of(path) != ".json":
         return False
     with open_decompressed(path, "rt", errors="replace") as file:
-        return _SQUAD_START.match(file.read(1000)) is not None
+        head = file.read(1000)
+    return _SQUAD_START.match(head) is not None and '"paragraphs"' in head
 
 
 def read_squad_json(path: Path) -> Dataset:
@@ -194,15 +195,14 @@ def read_squad_json(path: Path) -> Dataset:
     return Dataset.from_list(rows, features=FEATURES)
 
 
-def check_excel(path: Path) -> None:
+def check_excel() -> None:
     """Raise a TaskError if openpyxl is not installed, which is needed to read and write Excel files."""
     try:
         import openpyxl  # noqa: F401  # pandas' own message only mentions an optional dependency.
-    except ImportError as error:
+    except ImportError:
         raise TaskError(
-            f"{path}: Excel files need openpyxl, which is not installed: pip install 'hf-tlm[excel]', or save the file "
-            "as CSV."
-        ) from error
+            "Excel files need openpyxl, which is not installed: pip install 'hf-tlm[excel]', or save the file as CSV."
+        ) from None
 
 
 def read_excel(path: Path) -> dict[str, list[Any]]:
@@ -211,7 +211,7 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
     Empty cells become None, and dates strings in ISO 8601; a column that mixes types becomes strings, unless these are
     integers and floats.
     """
-    check_excel(path)
+    check_excel()
     from openpyxl.utils.escape import unescape
 
     with pandas.ExcelFile(path, engine="openpyxl") as book:

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
-from hf_tlm.corpora.tables import strip_compression, suffix_of
-from hf_tlm.tasks.reading import BUILDERS, TABLE, may_be_hub_task, named_splits, read_splits
+from hf_tlm.corpora.tables import TABLE_BUILDERS, strip_compression, suffix_of
+from hf_tlm.tasks.reading import TABLE, may_be_hub_task, named_splits, read_splits
 from hf_tlm.tasks.rows import (
     UsableRows,
     add_field_columns,
@@ -250,7 +250,7 @@ def _find_spec(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
         return dataclasses.replace(spec, revision=revision or None), True
     if may_be_hub_task(path):
         return TaskSpec(name=path.split("/")[1], path=path, revision=revision or None), False
-    if "/" in path or suffix_of(Path(path)) in BUILDERS:
+    if "/" in path or suffix_of(Path(path)) in TABLE_BUILDERS:
         raise TaskError(f"No task {task!r}: there is no such file or folder.{suggested_path(task)}")
     raise TaskError(
         f"No task {task!r}: it is neither a registered task ({', '.join(TASKS)}), nor an existing folder or file, nor a Hub "

@@ -17,6 +17,7 @@ from datasets import Dataset, IterableDataset, load_dataset
 from hf_tlm.corpora.tables import (
     COMPRESSIONS,
     OPTIONS,
+    TABLE_BUILDERS,
     check_columns,
     check_encoding,
     columns_to_dataset,
@@ -48,7 +49,6 @@ from hf_tlm.utils.shown import few, kind_of, suggested_path
 
 logger = logging.getLogger(__name__)
 
-BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
 # Words in file names that suggest a split (Val.csv, testing.tsv), but do not match latest.csv and device.csv.
 _SPLIT_HINTS = {
     "validation": re.compile(r"(?<![a-z])(val(?![a-z])|valid|eval|dev(?![a-z])|develop)"),
@@ -88,7 +88,7 @@ def read_splits(
         return named_splits(spec, _load_hub(spec))
     files = _find_files(spec, path) if path.is_dir() else {TABLE: path}
     splits = {split: read_file(file, columns or {}, separator) for split, file in files.items()}
-    csv_splits = {split: splits[split] for split, file in files.items() if BUILDERS.get(suffix_of(file)) == "csv"}
+    csv_splits = {split: splits[split] for split, file in files.items() if TABLE_BUILDERS.get(suffix_of(file)) == "csv"}
     starts_columns = [columns["starts"]] if columns and "starts" in columns else []
     for column in dict.fromkeys([spec.label_column, *starts_columns, *ROLES["question_answering"]["starts"]]):
         csv_splits = _convert_column(csv_splits, column)
@@ -110,7 +110,7 @@ def _find_files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
     if not split_paths:
         return {TABLE: _find_table(folder)}
     for split in [split for split in ("validation", "test") if split not in split_paths]:
-        names = [name for name in sorted(os.listdir(folder)) if suffix_of(Path(name)) in (*BUILDERS, *SUFFIXES)]
+        names = [name for name in sorted(os.listdir(folder)) if suffix_of(Path(name)) in (*TABLE_BUILDERS, *SUFFIXES)]
         names = [name for name in names if _SPLIT_HINTS[split].search(name.casefold())]
         if ignored := [name for name in names if folder / name not in split_paths.values()]:
             logger.warning(
@@ -178,13 +178,13 @@ def _find_table(folder: Path) -> Path:
             f"{folder} was written by save_to_disk of datasets, whose files are not tables. Load it in Python, "
             f"load_task(load_from_disk({str(folder)!r})), or save the dataset as parquet (to_parquet)."
         )
-    tables = [folder / name for name in names if suffix_of(Path(name)) in BUILDERS and (folder / name).is_file()]
+    tables = [folder / name for name in names if suffix_of(Path(name)) in TABLE_BUILDERS and (folder / name).is_file()]
     if len(tables) == 1:
         return tables[0]
     listed = few(names, 10)
     raise TaskError(
         f"{folder} contains {listed or 'nothing'}: expected files named train, validation (valid, dev) and test, or one "
-        f"table ({', '.join(BUILDERS)}), of which some texts are held out. Rename the files, or pass one of them as "
+        f"table ({', '.join(TABLE_BUILDERS)}), of which some texts are held out. Rename the files, or pass one of them as "
         "the task."
     )
 
@@ -208,7 +208,12 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
     """
     names = sorted(os.listdir(folder))
     for patterns in (
-        [f"{stem}{suffix}{compression}" for stem in stems for suffix in BUILDERS for compression in ("", *COMPRESSIONS)]
+        [
+            f"{stem}{suffix}{compression}"
+            for stem in stems
+            for suffix in TABLE_BUILDERS
+            for compression in ("", *COMPRESSIONS)
+        ]
         + [f"{stem}-v*.json" for stem in stems],
         [f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES] + [f"*-ud-{stem}.conllu" for stem in stems],
     ):
@@ -254,7 +259,7 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
             return Dataset(open_parquet(path).read())
         if suffix == ".xlsx":
             return Dataset.from_dict(read_excel(path))
-        return read_rows(path, BUILDERS[suffix], separator)
+        return read_rows(path, TABLE_BUILDERS[suffix], separator)
 
 
 def separator_of(path: Path, separator: str | None = None) -> str:
@@ -265,7 +270,7 @@ def separator_of(path: Path, separator: str | None = None) -> str:
     """
     if separator is None:
         suffix = suffix_of(path)
-        return "\t" if suffix == ".tsv" else find_separator(path) if suffix == ".csv" else ","
+        return find_separator(path) if suffix in (".csv", ".tsv") else ","
     if suffix_of(path) not in (".csv", ".tsv"):
         raise TaskError(f"separator {separator}: only for csv and tsv files; received the file {path}. Remove the option.")
     separator = {"\\t": "\t", "tab": "\t"}.get(separator, separator)
@@ -288,14 +293,14 @@ def separator_as_in(path: Path, separator: str | None) -> str | None:
 
 def _check_type(path: Path) -> None:
     suffix, is_compressed = suffix_of(path), path.suffix.lower() in COMPRESSIONS
-    must_unpack = path.suffix.lower() in _UNREADABLE or is_compressed and BUILDERS.get(suffix) not in ("csv", "json")
-    if must_unpack and Path(path.stem).suffix.lower() in (*BUILDERS, *SUFFIXES):
+    must_unpack = path.suffix.lower() in _UNREADABLE or is_compressed and TABLE_BUILDERS.get(suffix) not in ("csv", "json")
+    if must_unpack and Path(path.stem).suffix.lower() in (*TABLE_BUILDERS, *SUFFIXES):
         raise TaskError(
             f"{path}: only csv, tsv, jsonl and json files can be read compressed, as {' and '.join(COMPRESSIONS)}. Unpack "
             "the file first (gunzip, unzip, bunzip2, unxz), and pass the unpacked file."
         )
-    if suffix not in (*BUILDERS, *SUFFIXES):
-        known_types = ", ".join(dict.fromkeys([*BUILDERS, *SUFFIXES]))
+    if suffix not in (*TABLE_BUILDERS, *SUFFIXES):
+        known_types = ", ".join(dict.fromkeys([*TABLE_BUILDERS, *SUFFIXES]))
         raise TaskError(f"{path}: expected a file of one of the types {known_types}; received {path.suffix!r}.")
     if suffix not in (".parquet", ".xlsx"):
         check_encoding(path)
@@ -331,7 +336,7 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
         elif suffix == ".xlsx":
             yield from Dataset.from_dict(read_excel(path)).iter(rows)
         else:
-            yield from row_batches(path, BUILDERS[suffix], rows, separator)
+            yield from row_batches(path, TABLE_BUILDERS[suffix], rows, separator)
 
 
 def _chunks(rows: Iterator[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
@@ -476,7 +481,7 @@ def data_name(data: Any) -> str:
 
 def may_be_hub_task(name: str) -> bool:
     """Return whether a name that is no local file may be a Hub id; owner/name.csv is the path of a missing file."""
-    return may_be_repo(name) and suffix_of(Path(name)) not in BUILDERS
+    return may_be_repo(name) and suffix_of(Path(name)) not in TABLE_BUILDERS
 
 
 def _stream_source(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Iterator[dict[str, list]]:

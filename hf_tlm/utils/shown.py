@@ -165,8 +165,8 @@ def few(names: Sequence[str], most: int = 3) -> str:
 
 
 def named_columns(names: Iterable[str]) -> str:
-    """List names of columns; names that begin or end with a blank are quoted, to make it visible."""
-    return ", ".join(name if name == name.strip() else repr(name) for name in names)
+    """List the first 30 names of columns; names that begin or end with a blank are quoted, to make it visible."""
+    return few([name if name == name.strip() else repr(name) for name in names], 30)
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

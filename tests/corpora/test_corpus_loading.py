@@ -2,6 +2,7 @@ import gzip
 import json
 import os
 import re
+import sys
 
 import fsspec
 import pandas as pd
@@ -18,6 +19,7 @@ CONTENT = {
     "jsonl": "".join(json.dumps(row) + "\n" for row in ROWS),
     "json": json.dumps(ROWS),
     "csv": "text,source\nfirst text,here\nsecond text,there\n",
+    "tsv": "text\tsource\nfirst text\there\nsecond text\tthere\n",
     "txt": "first text\nsecond text\n",
 }
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
@@ -38,6 +40,21 @@ def test_every_file_type_and_compression_is_read(tmp_path, suffix, compression):
 def test_parquet_is_read(tmp_path):
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "part.parquet")
     assert [row["id"] for row in load_corpus(str(tmp_path / "part.parquet"))] == ["part.parquet:0", "part.parquet:1"]
+
+
+def test_excel_sheet_is_read(tmp_path, monkeypatch):
+    pytest.importorskip("openpyxl")
+    pd.DataFrame([*ROWS, {"text": None, "source": "empty"}]).to_excel(tmp_path / "part.xlsx", index=False)
+    corpus = load_corpus(str(tmp_path))
+    assert [(row["id"], row["text"], row["source"]) for row in corpus] == [
+        ("part.xlsx:0", "first text", "here"),
+        ("part.xlsx:1", "second text", "there"),
+    ]
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(
+        CorpusError, match=r"Cannot read .*part.xlsx: Excel files need openpyxl.*pip install 'hf-tlm\[excel\]'"
+    ):
+        list(load_corpus(str(tmp_path)))
 
 
 @pytest.fixture
@@ -237,7 +254,7 @@ def test_markdown_is_read_unless_there_are_data_files(tmp_path):
 
 def test_ignored_markdown_beside_data_is_warned_about_except_a_readme(tmp_path, caplog):
     (tmp_path / "README.md").write_text("about the data\n")
-    (tmp_path / "a.tsv").write_text("text\none\n")
+    (tmp_path / "a.dat").write_text("text\none\n")
     with pytest.raises(CorpusError, match="no file matches"):
         load_corpus(str(tmp_path))
     (tmp_path / "a.txt").write_text("data\n")
@@ -278,13 +295,15 @@ def test_ids_must_be_unique_over_all_files(tmp_path):
         ("bad.jsonl", b'{"text": "x"}\n{"te'),
         pytest.param("bad.txt.gz", gzip.compress(os.urandom(300_000).hex().encode())[:-5000], id="a .gz cut short"),
         ("bad.jsonl.zst", b"not zstandard"),
+        ("bad.parquet.gz", gzip.compress(b"PAR1", mtime=0)),
     ],
 )
 def test_unreadable_file_is_named(tmp_path, name, content):
     (tmp_path / "a.txt").write_text("good\n")
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CorpusError, match=f"Cannot read .*{name}"):
+    with pytest.raises(CorpusError, match=f"Cannot read .*{name}") as error:
         list(load_corpus(str(tmp_path)))
+    assert ("cannot be read compressed. Unpack it first" in str(error.value)) == (name == "bad.parquet.gz")
 
 
 def test_error_on_missing_files_lists_the_known_types(tmp_path, monkeypatch):
@@ -293,7 +312,7 @@ def test_error_on_missing_files_lists_the_known_types(tmp_path, monkeypatch):
         with pytest.raises(CorpusError, match="no file matches.*parquet.*txt"):
             load_corpus(pattern)
     (tmp_path / "corpus" / "table").mkdir(parents=True)  # Could be a Hub id too, but is a folder.
-    (tmp_path / "corpus" / "table" / "a.xlsx").touch()
+    (tmp_path / "corpus" / "table" / "a.docx").touch()
     for folder in ("corpus/table", "corpus", "."):
         with pytest.raises(CorpusError, match="no file matches in this folder.*parquet.*txt") as error:
             load_corpus(folder)

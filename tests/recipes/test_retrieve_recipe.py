@@ -78,7 +78,7 @@ def test_long_passages_are_cut_or_reported(work, tmp_path, monkeypatch, capsys, 
 def test_cutting_is_not_advised_for_passages_of_elasticsearch(work, tmp_path, monkeypatch, capsys):
     """Passages of an existing index cannot be cut."""
     pytest.importorskip("elasticsearch", reason="the extra [elastic] is not installed")
-    text = " ".join(row["text"] for row in sentences(60, seed=9))
+    text = "\x1b[2J\n".join(row["text"] for row in sentences(60, seed=9))
     arguments = ["--retriever", "elasticsearch", "--elastic_index", "web", "--task", str(work / "task")]
     with ElasticServer() as server:
         server.add("web", {"a": {"text": text}}, {"text": {"type": "text"}, "source": {"type": "keyword"}})
@@ -86,7 +86,8 @@ def test_cutting_is_not_advised_for_passages_of_elasticsearch(work, tmp_path, mo
         monkeypatch.setattr(sys, "argv", ["hf-tlm", "retrieve", *arguments])
         cli.main()
     output = capsys.readouterr().out
-    assert "retrieved: " in output and "--passage_words" not in output
+    assert "--passage_words" not in output
+    assert "\x1b" not in output and "…  (BM25" in output  # A passage is shown on one line, without control characters.
 
 
 @pytest.mark.parametrize("line,told", [("the gene binds", True), ("这家店的菜很好吃，服务也不错，下次还会再来的。", False)])

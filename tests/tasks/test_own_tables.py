@@ -3,6 +3,7 @@
 import datetime
 import json
 import random
+import subprocess
 
 import fsspec
 import pandas as pd
@@ -54,6 +55,23 @@ def test_tables_of_every_file_type_give_the_same_task(tmp_path, suffix):
     assert task.fingerprint == load_task(Dataset.from_list(rows), **SHARES).fingerprint
     assert set.union(*texts_of(task).values()) == {row["Body"] for row in rows}
     assert task.train["id"][0] == "row-0"
+
+
+@pytest.mark.parametrize("made", [lambda rows: pd.DataFrame(rows).to_json(), lambda rows: json.dumps({"data": rows})])
+def test_json_object_of_columns_or_with_the_field_data_is_a_table(tmp_path, made):
+    rows = tickets(60)
+    (tmp_path / "t.json").write_text(made(rows))
+    assert (
+        load_task(str(tmp_path / "t.json"), **SHARES).fingerprint == load_task(Dataset.from_list(rows), **SHARES).fingerprint
+    )
+    corpus = load_corpus(str(tmp_path / "t.json"), text_column="Body")
+    assert [row["text"] for row in corpus] == [row["Body"] for row in rows]
+
+
+@pytest.mark.parametrize("row", [{"data": [{"a": 1}], "text": "x"}, {"by_id": {"1": "a"}, "text": {"body": "x"}}])
+def test_lines_of_json_that_begin_like_a_table_are_rows(tmp_path, row):
+    (tmp_path / "t.json").write_text(f"{json.dumps(row)}\n" * 2)
+    assert reading.read_file(tmp_path / "t.json", {})[:] == {name: [value] * 2 for name, value in row.items()}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
@@ -135,6 +153,22 @@ def test_rows_merged_by_an_unbalanced_quote_are_warned_about(tmp_path, caplog):
     with pytest.raises(TaskError, match="line 11 has a field that begins with a double quote which is never closed"):
         load_task(str(tmp_path / "open.csv"))
     assert "closed in the middle of a later line" not in caplog.text
+
+
+def test_quotes_escaped_by_a_backslash_are_explained(tmp_path, caplog):
+    """Spark and MySQL write them; other readers end the field there."""
+    rows = [f'"he said \\"text {i}\\" twice",{"ab"[i % 2]}' for i in range(40)]
+    (tmp_path / "odd.csv").write_text("\n".join(["text,label", '"C:\\",a', *rows]))
+    for _ in range(2):
+        load_task(str(tmp_path / "odd.csv"))
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{tmp_path}/odd.csv, line 3: a double quote is escaped by a backslash. Double such quotes")
+    sed = warning[warning.index("sed") :].replace("old.csv", "odd.csv")
+    subprocess.run(sed.replace("new.csv", "train.csv"), shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "train.csv").read_text().splitlines()[2] == '"he said ""text 0"" twice",a'
+    (tmp_path / "comma.csv").write_text("\n".join(["text,label", '"fine",a', '"he said \\"no, no\\" twice",b']))
+    with pytest.raises(TaskError, match="line 3 has more fields than the header, because a double quote is escaped by"):
+        load_task(str(tmp_path / "comma.csv"))
 
 
 def test_beginning_of_a_large_csv_is_checked_for_unbalanced_quotes(tmp_path, caplog, monkeypatch):
@@ -256,7 +290,7 @@ def test_table_in_cp1252_is_refused_for_every_separator(tmp_path, separator):
     """Commas in texts must not make the undecodable file pass for a comma-separated table."""
     rows = [{**row, "Body": f"{row['Body']}, für {i % 3 * ', mich'}"} for i, row in enumerate(tickets(40))]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False, sep=separator, encoding="cp1252")
-    with pytest.raises(TaskError, match="it is not UTF-8 text .byte 0xfc.. Save it as UTF-8 .in Excel: CSV UTF-8."):
+    with pytest.raises(TaskError, match="it is not UTF-8 text .byte 0xfc.. Save it as UTF-8 .in Excel: CSV UTF-8.,.*iconv"):
         load_task(str(tmp_path / "t.csv"), **SHARES)
 
 
@@ -534,6 +568,8 @@ def test_missing_openpyxl_is_reported(tmp_path, monkeypatch):
 def test_error_on_a_missing_column_lists_the_columns():
     with pytest.raises(TaskError, match="no column 'label'; the columns are Body, queue, nr[.]"):
         load_task(Dataset.from_list(tickets(30)), text_columns="Body")
+    with pytest.raises(TaskError, match="the columns are 0, 1, .*, 29 and 10 more[.]"):
+        load_task(Dataset.from_list([{str(column): "a" for column in range(40)}]))
 
 
 def test_minus_one_counts_as_no_label():

@@ -12,10 +12,10 @@ import numpy as np
 from datasets import Dataset
 from tqdm.auto import tqdm
 
-from hf_tlm.corpora.tables import suffix_of
+from hf_tlm.corpora.tables import TABLE_BUILDERS, suffix_of
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.tasks import Task
-from hf_tlm.tasks.reading import BUILDERS, read_file
+from hf_tlm.tasks.reading import read_file
 from hf_tlm.tasks.spec import columns_of_texts
 from hf_tlm.utils.locks import rank_and_size
 from hf_tlm.utils.seals import checksum
@@ -190,8 +190,10 @@ class TableTeacher:
     """
 
     def __init__(self, task: Task, path: Path, mapping: Mapping[str, str]):
-        if suffix_of(path) not in BUILDERS:
-            raise ArgumentsError(f"teacher {path}: expected a file of type {', '.join(BUILDERS)}; received {path.suffix!r}.")
+        if suffix_of(path) not in TABLE_BUILDERS:
+            raise ArgumentsError(
+                f"teacher {path}: expected a file of type {', '.join(TABLE_BUILDERS)}; received {path.suffix!r}."
+            )
         file = {"name": path.name, "xxh3": checksum(path)}
         self.path, self.digest = path, f"{file['xxh3']} {sorted(mapping.items())}"
         self.about = {"model": f"the answers in {path.name}", "file": file}
@@ -220,7 +222,7 @@ class TableTeacher:
             if not np.array_equal(self.answers.setdefault(key, answer), answer):
                 raise ArgumentsError(f"teacher {path}: two answers for {key!r:.60}. Keep one of the rows.")
         self.rows = len(self.answers)
-        if self.keys == ["id"] and BUILDERS[suffix_of(path)] == "csv":
+        if self.keys == ["id"] and TABLE_BUILDERS[suffix_of(path)] == "csv":
             # Earlier versions read 007 in a csv as 7, which is then the id in their subsets.
             for key, answer in list(self.answers.items()):
                 if key.isdecimal() and str(int(key)) not in self.answers:

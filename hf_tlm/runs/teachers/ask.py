@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from datasets import Dataset, List, Value
 
-from hf_tlm.corpora.tables import suffix_of
+from hf_tlm.corpora.tables import TABLE_BUILDERS, suffix_of
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
@@ -26,7 +26,6 @@ from hf_tlm.runs.teachers.answers import Answers, TableTeacher, certainty, most_
 from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, read_marks
 from hf_tlm.runs.teachers.models import LinearTeacher, ModelTeacher
 from hf_tlm.tasks import Task
-from hf_tlm.tasks.reading import BUILDERS
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.run_arguments import training_options
 from hf_tlm.training.teacher import Teacher, described, doubts, shortened
@@ -94,7 +93,7 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
         return LinearTeacher(task)
     if files := [path for path in args.teacher if Path(path).is_file()]:
         return _open_table(task, args, files[0], mapping)
-    if missing := [path for path in args.teacher if suffix_of(Path(path)) in BUILDERS and not Path(path).exists()]:
+    if missing := [path for path in args.teacher if suffix_of(Path(path)) in TABLE_BUILDERS and not Path(path).exists()]:
         raise ArgumentsError(f"teacher {missing[0]}: this file does not exist. Pass the path of a file with answers.")
     return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE_OPTIONS})
 
