@@ -310,7 +310,8 @@ class BlockShards:
             with tqdm(desc="Preparing held-out blocks", unit=" passages", disable=not progress) as bar:
                 for _, batch in self.corpus.batches():
                     bar.update(len(batch))
-                    for _ in maker.add([row["text"] for row in batch.to_pylist() if self._is_held_out(row)]):
+                    rows = [row for row in batch.to_pylist() if is_held_out(self.corpus, row["id"], self.validation_share)]
+                    for _ in maker.add([row["text"] for row in rows]):
                         pass
                     if len(maker.blocks) >= max_blocks:
                         break
@@ -325,9 +326,6 @@ class BlockShards:
             assert blocks is not None
         return with_draws(blocks)
 
-    def _is_held_out(self, row: dict[str, str]) -> bool:
-        return is_held_out(self.corpus, row["id"], self.validation_share)
-
     def _add_passages(self, maker: BlockMaker, cursor: dict[str, Any], bar: tqdm, pause: Callable | None) -> Iterator[None]:
         """Add the passages after `cursor` to `maker`, and yield after each one, with `cursor` updated."""
         bad_before = dict(cursor["bad_files"])
@@ -341,7 +339,7 @@ class BlockShards:
             cursor["bad_files"] = bad_before | self.corpus.bad_files
             rows = batch.slice(min(max(0, cursor["row"] - row), len(batch))).to_pylist()
             row += len(batch)
-            train = [not self._is_held_out(passage) for passage in rows]
+            train = [not is_held_out(self.corpus, passage["id"], self.validation_share) for passage in rows]
             added = maker.add([passage["text"] for passage, keep in zip(rows, train, strict=True) if keep])
             for keep in train:
                 cursor |= {

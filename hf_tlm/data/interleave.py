@@ -377,22 +377,18 @@ class InterleavedBatchSampler:
     def batches_of(self, step: int) -> Iterator[list[int]]:
         """Yield the micro-batches (lists of draws) of optimizer step `step`, of all processes in turn."""
         stream = self.stream_of(step)
+        sequence, total = self.streams[stream], sum(stream.size for stream in self.streams.values())
+        offset = 0 if stream == TASK else self.streams[TASK].size
         first = self.count_steps(stream, step) * self.batches_per_step
         for batch in range(first, first + self.batches_per_step):
-            yield self._draws(stream, batch)
+            begin, end = (sequence.position(index * self.amount) for index in (batch, batch + 1))
+            yield [
+                draw
+                for pass_index, indices in sequence.texts(begin, end)
+                for draw in (pass_index * total + offset + indices.astype(np.int64)).tolist()
+            ]
 
     def __iter__(self) -> Iterator[list[int]]:
         first = self.epoch * self.steps_per_epoch
         for step in range(first, first + self.steps_per_epoch):
             yield from self.batches_of(step)
-
-    def _draws(self, stream: str, batch: int) -> list[int]:
-        """Return the draws of the stream's `batch`-th micro-batch, which may span two passes."""
-        sequence, total = self.streams[stream], sum(stream.size for stream in self.streams.values())
-        first, last = (sequence.position(index * self.amount) for index in (batch, batch + 1))
-        offset = 0 if stream == TASK else self.streams[TASK].size
-        return [
-            draw
-            for pass_index, indices in sequence.texts(first, last)
-            for draw in (pass_index * total + offset + indices.astype(np.int64)).tolist()
-        ]

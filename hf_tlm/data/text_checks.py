@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -28,22 +27,14 @@ MAX_UNKNOWN = 0.2
 _NON_TEXT_COLUMNS = ("id", "label", "tags", "answers", "source")
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How much of some texts is truncated at a maximum length.
+def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> tuple[float, int]:
+    """Measure how much of `texts` is truncated at `max_length` tokens, special ones included.
 
-    share: share of their tokens, without special ones, that are truncated.
-    words: number of words that fill the maximum length, on average.
+    Returns:
+        (share of their tokens, without special ones, that are truncated; average number of words that fill the length).
     """
-
-    share: float
-    words: int
-
-
-def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Cut:
-    """Measure how much of `texts` is truncated at `max_length` tokens, special ones included."""
     if not texts:
-        return Cut(0.0, 0)
+        return 0.0, 0
     texts = [text[:MEASURED_CHARACTERS] for text in texts]
     rows = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     without_limits(tokenizer)
@@ -51,7 +42,7 @@ def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_le
     tokens, words = sum(map(len, rows)), sum(map(count_words, texts))
     cut = sum(max(0, len(row) - capacity) for row in rows)
     # At least 1, because passages of 0 words mean uncut documents.
-    return Cut(cut / tokens if tokens else 0.0, max(1, int(capacity * words / tokens)) if tokens else 0)
+    return (cut / tokens, max(1, int(capacity * words / tokens))) if tokens else (0.0, 0)
 
 
 def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, advice: str) -> None:
@@ -62,11 +53,11 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
         texts: a sample of them.
         advice: what to do, a sentence; `{words}` in it is replaced by the number of words that fill the length.
     """
-    cut = measure_cut(texts, tokenizer, max_length)
-    if cut.share > MAX_CUT_SHARE:
+    share, words = measure_cut(texts, tokenizer, max_length)
+    if share > MAX_CUT_SHARE:
         logger.warning(
             "%.0f%% of the tokens of %s are cut off, as each text is truncated to %d tokens. %s",
-            *(100 * cut.share, what, max_length, advice.format(words=cut.words)),
+            *(100 * share, what, max_length, advice.format(words=words)),
         )
 
 
