@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from hf_tlm.corpora.tables import strip_compression
 from hf_tlm.data import load_tokenizer
@@ -127,12 +127,9 @@ def predict(
         TaskError: see `unlabelled`.
     """
     names, data = model_names(model_name_or_path), data_name(data)
-    source_options: dict[str, Any] = {
-        "trust_remote_code": trust_remote_code,
-        "text_columns": text_columns,
-        "max_length": max_length,
-    }
-    sources = find_sources(names, backend, onnx_dtype, **source_options)
+    sources = find_sources(
+        names, backend, onnx_dtype, max_length=max_length, text_columns=text_columns, trust_remote_code=trust_remote_code
+    )
     file = _create_prediction_file(names, data, output, predict_format, sources, separator)
     with contextlib.ExitStack() as stack:
         machine: dict[str, Any] = {"backend": backend, "onnx_dtype": onnx_dtype, "num_threads": num_threads}
@@ -218,26 +215,20 @@ class Predictor(ABC):
     tokens: number of tokens read so far, without padding; prompted models do not count them.
     """
 
-    def __init__(self, args: FinetuneArguments, model: nn.Module):
-        self.args, self.tokens = args, 0
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+    def __init__(self, args: FinetuneArguments, parameters: int):
+        self.args, self.parameters, self.tokens = args, parameters, 0
 
     @abstractmethod
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         """Return `prediction`, and for classes `probabilities`, for each row; see `hf_tlm.runs.finetuning.kinds`."""
 
-    def _select_share(self, rows: Dataset) -> Dataset:
-        """Return the rows that this process predicts; none for a process beyond the number of rows."""
-        if self.args.process_index >= len(rows):
-            return rows.select([])
-        return rows.shard(min(self.args.world_size, len(rows)), self.args.process_index, contiguous=True)
-
     def _predict_shares(
         self, rows: Dataset, predict_rows: Callable[[Dataset], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         """Predict a share of the rows on each process, and gather the predictions of all."""
-        share = self._select_share(rows)
-        predictions = predict_rows(share) if len(share) else []
+        predictions: list[dict[str, Any]] = []
+        if self.args.process_index < len(rows):
+            predictions = predict_rows(rows.shard(self.args.world_size, self.args.process_index, contiguous=True))
         return gather_object(predictions) if self.args.world_size > 1 else predictions
 
 
@@ -255,22 +246,12 @@ class _HeadPredictor(Predictor):
             self.model.config.problem_type = "regression"
         collate = partial(self.kind.collate, self.tokenizer)
         self.trainer = FinetuneTrainer(self.model, args, data_collator=collate, processing_class=self.tokenizer)
-        super().__init__(args, self.model)
+        super().__init__(args, self.model.num_parameters())
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
         self.tokens += int(feature_lengths(chunk.features).sum())
         return chunk.decode(chunk.outputs(self.trainer), self.model, self.args)
-
-
-class _ConfigModule(nn.Module):
-    """A module without weights that carries the config of a model whose logits are computed elsewhere."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__()
-        self.config = config
 
 
 class _OnnxPredictor(Predictor):
@@ -284,10 +265,10 @@ class _OnnxPredictor(Predictor):
         self.collate = partial(self.kind.collate, self.tokenizer)
         with reading("the config in", source.folder):  # It may come from an untrusted source.
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
-        self.model: nn.Module = _ConfigModule(config)
-        super().__init__(args, self.model)
+        self.model = nn.Module()  # It carries the config; the logits are computed by the graph.
+        vars(self.model).update(config=config, device=torch.device("cpu"))
         parameters = (find_object(source.folder / EXPORT_FILE) or {}).get("parameters")
-        self.parameters = parameters if isinstance(parameters, int) else 0  # An export of other tools says none.
+        super().__init__(args, parameters if isinstance(parameters, int) else 0)  # An export of other tools says none.
         _check_classes(config.num_labels, source)
         if source.spec.kind == "regression":
             config.problem_type = "regression"
@@ -295,15 +276,14 @@ class _OnnxPredictor(Predictor):
             self.model = restore(self.model, source.folder, args)
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
+        predictions: list[dict[str, Any]] = []
         # One process predicts all rows: in 8 bits the logits of a text depend on the other texts of its batch.
-        predictions = self._predict(rows) if self.args.process_index == 0 else []
+        if self.args.process_index == 0:
+            chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
+            self.tokens += int(feature_lengths(chunk.features).sum())
+            limits = (self.args.per_device_eval_batch_size, self.exported.most_tokens, self.exported.num_threads)
+            predictions = chunk.decode(chunk.outputs_of(self.exported, self.collate, *limits), self.model, self.args)
         return gather_object(predictions) if self.args.world_size > 1 else predictions
-
-    def _predict(self, rows: Dataset) -> list[dict[str, Any]]:
-        chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
-        self.tokens += int(feature_lengths(chunk.features).sum())
-        limits = (self.args.per_device_eval_batch_size, self.exported.most_tokens, self.exported.num_threads)
-        return chunk.decode(chunk.outputs_of(self.exported, self.collate, *limits), self.model, self.args)
 
 
 class _PromptPredictor(Predictor):
@@ -312,7 +292,7 @@ class _PromptPredictor(Predictor):
     def __init__(self, source: Source, args: FinetuneArguments):
         self.classifier = PromptClassifier.from_pretrained(str(source.folder))
         self.classifier.model.to(args.device)  # type: ignore[arg-type]  # transformers' wrapper loses its `self`.
-        super().__init__(args, self.classifier.model)
+        super().__init__(args, self.classifier.model.num_parameters())
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         predictions = self._predict_shares(
@@ -335,7 +315,7 @@ class _LinearPredictor(Predictor):
                 f"The linear model in {source.folder} was trained on {len(self.linear.terms)} columns of texts; received "
                 f"{len(source.spec.text_columns)}. Name as many."
             )
-        super().__init__(args, nn.Module())
+        super().__init__(args, 0)
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         return self._predict_shares(rows, lambda share: logits_to_predictions(self.linear.logits(share), self.names))
