@@ -26,10 +26,10 @@ from tqdm.auto import tqdm
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import load_metric
 from hf_tlm.runs.arguments import LINEAR, MAJORITY, baseline_names
-from hf_tlm.runs.linear import COLUMNS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature, by_character, token_pattern
+from hf_tlm.runs.linear import WEIGHTS_FILE, LinearModel, as_margins, best_temperature, by_character, token_pattern
 from hf_tlm.runs.records import SAVED_FILE, logits_to_predictions, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task
-from hf_tlm.tasks.spec import check_task
+from hf_tlm.tasks.spec import check_task, columns_of_texts
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import checked_text, find_checked
@@ -146,11 +146,7 @@ def linear_predictions(task: Task) -> dict[str, list[dict[str, Any]]]:
 
 
 def _load_or_compute(task: Task, samples: Sequence[Task]) -> dict[str, Any]:
-    """Return the cached baselines of a task, or compute and cache them.
-
-    Returns:
-        `baselines` for `to_beat`, and `linear`, the predictions for `linear_predictions`; `linear` is empty with samples.
-    """
+    """Return `baselines` for `to_beat`, and `linear` for `linear_predictions`, empty with samples; they are cached."""
     tasks, cache_key = [task], task.fingerprint
     if samples:
         tasks = list(samples[: max(1, MOST_TEXTS // sum(map(len, samples[0].splits.values())))])
@@ -168,35 +164,26 @@ def _load_or_compute(task: Task, samples: Sequence[Task]) -> dict[str, Any]:
         {
             "name": group[0].name,
             "settings": {"draws": len(group)} if samples else group[0].settings,
-            "scores": _mean_scores([one.scores for one in group]),
+            "scores": {
+                split: {metric: float(np.mean([one.scores[split][metric] for one in group])) for metric in metrics}
+                for split, metrics in group[0].scores.items()
+            },
         }
         for group in zip(*baselines_by_task, strict=True)
     ]
-    models = [] if samples else [one for one in baselines_by_task[0] if one.model is not None]
-    content = {"baselines": baselines, "linear": _predict_splits(models[0], task) if models else {}}
+    linear = {
+        split: {
+            "classes": classes.tolist(),
+            "probabilities": softmax(one.model.logits(task.splits[split]), axis=-1).round(6).tolist(),
+        }
+        for one in baselines_by_task[0]
+        if one.model is not None and not samples
+        for split, classes in one.predictions.items()
+    }
+    content = {"baselines": baselines, "linear": linear}
     with contextlib.suppress(HfTlmError):  # Where the cache cannot be written, the next run computes them again.
         atomic_write(file, checked_text(content))
     return content
-
-
-def _mean_scores(samples: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return the mean scores over samples: split -> metric -> score."""
-    return {
-        split: {metric: float(np.mean([scores[split][metric] for scores in samples])) for metric in metrics}
-        for split, metrics in samples[0].items()
-    }
-
-
-def _predict_splits(baseline: Baseline, task: Task) -> dict[str, dict[str, Any]]:
-    """Return the linear model's class indices and probabilities for each split, as JSON values."""
-    assert baseline.model is not None
-    return {
-        split: {
-            "classes": classes.tolist(),
-            "probabilities": softmax(baseline.model.logits(task.splits[split]), axis=-1).round(6).tolist(),
-        }
-        for split, classes in baseline.predictions.items()
-    }
 
 
 def _is_cache_content(content: Mapping[str, Any]) -> bool:
@@ -342,12 +329,8 @@ def _evaluation_splits(task: Task) -> Iterator[tuple[str, Dataset]]:
     return ((split, rows) for split, rows in task.splits.items() if split != "train")
 
 
-def _text_columns(task: Task) -> list[str]:
-    return [column for column in COLUMNS if column in task.train.column_names]
-
-
 def _is_by_character(task: Task) -> bool:
-    return by_character(*(task.train[column] for column in _text_columns(task)))
+    return by_character(*(task.train[column] for column in columns_of_texts(task.train)))
 
 
 def _num_words(task: Task) -> int:
@@ -365,12 +348,9 @@ def _features(task: Task, max_n: int) -> Iterator[_Features]:
     """Yield the TF-IDF features of all splits with n-grams of up to n words, for n = 1 to max_n.
 
     They equal those of `tfidf(n)`, but the texts are tokenised only once.
-
-    Yields:
-        n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].
     """
     pattern, counts_by_column = token_pattern(_is_by_character(task)), {}
-    for column in _text_columns(task):
+    for column in columns_of_texts(task.train):
         vectorizer = CountVectorizer(token_pattern=pattern, ngram_range=(1, max_n), dtype=np.float32)
         counts = {"train": vectorizer.fit_transform(task.train[column])}
         counts["train"].sort_indices()  # As in the other splits, so that sums are identical to the bit.

@@ -71,7 +71,9 @@ def search(
     Raises:
         GridError: the folder holds a study of another grid, or a damaged one; or training failed in all trials.
     """
-    folder, study_settings = args.folder / "trials", _describe_study(grid, seed)
+    space = {name: asdict(value) if isinstance(value, Range) else value for name, value in grid.values.items()}
+    # As JSON values, by which the study is recognised.
+    folder, study_settings = args.folder / "trials", json.loads(json.dumps({"grid": space, "seed": seed}))
 
     def run() -> None:
         import optuna
@@ -114,12 +116,6 @@ def search(
     return max(successful, key=lambda trial: trial["score"])["values"], completed
 
 
-def _describe_study(grid: Grid, seed: int) -> dict[str, Any]:
-    """Return the grid and the seed of a study as JSON values, by which the study is recognised."""
-    space = {name: asdict(value) if isinstance(value, Range) else value for name, value in grid.values.items()}
-    return json.loads(json.dumps({"grid": space, "seed": seed}))
-
-
 def _read_trials(folder: Path, study_settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the completed trials, or raise a GridError if they belong to another grid or seed."""
     path = folder / TRIALS_FILE
@@ -142,14 +138,9 @@ def _storage_url(folder: Path) -> str:
 
 
 def _open_study(folder: Path, num_trials: int) -> optuna.Study:
-    """Open the study of a folder, and mark trials that a killed process left running as failed.
+    """Open the study of a folder, or raise a GridError; trials that a killed process left running are marked as failed.
 
-    Args:
-        num_trials: the number of completed trials in `TRIALS_FILE`. The study has at least as many, since the file is
-            written after them.
-
-    Raises:
-        GridError: the study is damaged.
+    It has at least `num_trials` completed ones, those in `TRIALS_FILE`, which is written after them.
     """
     import optuna
     from sqlalchemy.exc import DatabaseError

@@ -233,16 +233,8 @@ def _describe_score_model(folder: Path, args: ScoreModelArguments, model_args: M
     """Return a score model's description for a manifest: main settings, validation scores, and a digest of all settings."""
     names = ("rho2", "mlm_probability", "learning_rate", "warmup_steps", "num_train_epochs", "max_steps", "max_length")
     source = model_args.model_name_or_path or model_args.model_config
-    model_entry = {"model": source if isinstance(source, dict) else Path(source).name}
-    run = read_object(folder / RESULTS_FILE)
-    results = {"validation": run["seeds"][0]["validation"], "digest": folder.name.rpartition("-")[2]}
-    optional_settings = {
-        name: getattr(args, name) for name in ("mlm_probability_end", "whole_word_mask") if getattr(args, name)
-    }
-    return (
-        model_entry
-        | {name: getattr(args, name) for name in names}
-        | optional_settings
-        | {"seed": args.run_seeds[0]}
-        | results
-    )
+    description = {"model": source if isinstance(source, dict) else Path(source).name}
+    description |= {name: getattr(args, name) for name in names}
+    description |= {name: value for name in ("mlm_probability_end", "whole_word_mask") if (value := getattr(args, name))}
+    validation = read_object(folder / RESULTS_FILE)["seeds"][0]["validation"]
+    return description | {"seed": args.run_seeds[0], "validation": validation, "digest": folder.name.rpartition("-")[2]}

@@ -290,7 +290,12 @@ def _write_graphs(
         digest = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         # Multiple choice is not timed, as with torch: the size of an input depends on the number of choices.
         is_timed = dtype in dtypes and model.source.spec.kind != "multiple_choice"
-        costs = _measure_costs(folder, dtype, model) if is_timed else {}
+        costs: dict[str, Any] = {}
+        if is_timed:
+            config, longest = model.stock.config, longest_input(model.stock.config)
+            memory = onnx_memory(folder, dtype, longest)
+            costs = onnx_price(folder, dtype, config.vocab_size, longest)
+            costs |= {} if memory is None else {"memory_megabytes": memory}
         files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured, **costs}
     if "fp32" not in dtypes:
         (folder / ONNX_FILES["fp32"]).unlink()
@@ -299,12 +304,6 @@ def _write_graphs(
 
 
 def _choose_output_folder(names: Sequence[str], sources: Sequence[Source], output_dir: str | os.PathLike | None) -> Path:
-    """Return the output folder.
-
-    Raises:
-        ArgumentsError: it is not given for several models; it is inside a model's folder, cannot be written, or contains
-            files that an export did not write.
-    """
     if output_dir is None:
         if len(names) > 1:
             raise ArgumentsError("Several models become one export, which has no default folder. Pass --output_dir.")
@@ -376,17 +375,7 @@ def _create_record(
     }
 
 
-def _measure_costs(folder: Path, dtype: str, model: Exportable) -> dict[str, Any]:
-    """Measure the times of predictions, and the memory if possible."""
-    config = model.stock.config
-    longest = longest_input(config)
-    memory = onnx_memory(folder, dtype, longest)
-    times = onnx_price(folder, dtype, config.vocab_size, longest)
-    return times if memory is None else {**times, "memory_megabytes": memory}
-
-
 def _write_loader_files(folder: Path, model: Exportable) -> None:
-    """Write the files that loaders need in addition to the graphs: config, tokenizer and those of predictions."""
     config = model.stock.config
     config.architectures = [type(model.stock).__name__]
     if hasattr(config, "auto_map"):  # The model's code is not exported, and not needed to run the graph.

@@ -311,12 +311,10 @@ class TextCheck:
                 than one answer.
         """
         outputs = self.outputs(exported)
-        is_fp32 = dtype == "fp32"
-        difference = (
-            _check_agreement(outputs, self.reference, self.model.kind_name)
-            if is_fp32
-            else _max_difference(outputs, self.reference)
-        )
+        if dtype == "fp32":
+            difference = _check_agreement(outputs, self.reference, self.model.kind_name)
+        else:
+            difference = _max_difference(outputs, self.reference)
         predictions = self.decode(outputs)
         score = self.compute_score(predictions)
         drop, changed = 100 * (self.score - score), len(predictions) - sum(self.matches_reference(predictions))
@@ -389,11 +387,7 @@ def _max_difference(outputs: Any, expected: Any) -> float:
 
 
 def _check_agreement(outputs: Any, expected: Any, kind: str) -> float:
-    """Return the largest absolute difference of float32 outputs.
-
-    Raises:
-        ModelError: it is more than rounding.
-    """
+    """Return the largest absolute difference of float32 outputs, or raise a ModelError if it is more than rounding."""
     difference, tolerance = _max_difference(outputs, expected), TOLERANCE
     if kind == "regression":
         tolerance = max(tolerance, RELATIVE_TOLERANCE * float(np.abs(expected).max()))

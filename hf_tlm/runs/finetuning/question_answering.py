@@ -111,10 +111,7 @@ def search(outputs: tuple[np.ndarray, ...], features: Dataset, num_examples: int
 def _search_windows(
     starts: np.ndarray, ends: np.ndarray, features: Dataset, max_length: int, n_best: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield (window, score, start, end) of the best answers in each window, for some windows at a time.
-
-    start and end are character offsets in the context.
-    """
+    """Yield (window, score, start character, end character) of the best answers in each window, some windows at a time."""
     first = features.select_columns("first").with_format("numpy")[:]["first"]
     char_starts, bounds = ragged(features, "begins")
     char_ends, _ = ragged(features, "ends")
@@ -187,7 +184,8 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
             columns = {name: np.array(tokens[name][row]) for name in ("input_ids", "token_type_ids") if name in tokens}
             is_cls = (columns["input_ids"] == tokenizer.cls_token_id) & (sequence_ids == -1)
             answer = _find_answer_tokens(batch, row, char_starts, char_ends)
-            for start in _window_starts(len(context), capacity, args.doc_stride):
+            step = capacity - min(args.doc_stride, capacity // 2)  # Neighbouring windows overlap by at most a half.
+            for start in range(0, max(len(context) - capacity, 0) + step, step):
                 end = min(start + capacity, len(context))
                 positions = np.concatenate([prefix, context[start:end], np.arange(last, len(sequence_ids))])
                 feature = {name: values[positions] for name, values in columns.items()}
@@ -204,16 +202,6 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
 
     settings = [args.max_length, limit, args.doc_stride, tokenizer.cls_token_id]
     return make_features(rows, tokenizer, encode_batch, settings, "Tokenising questions and contexts", one_of_each=False)
-
-
-def _window_starts(num_tokens: int, capacity: int, overlap: int) -> range:
-    """Return the index of the first context token of each window.
-
-    num_tokens: number of tokens of the context; capacity: number of context tokens in a window; overlap: number of tokens
-    shared by neighbouring windows, limited to half of `capacity`.
-    """
-    step = capacity - min(overlap, capacity // 2)
-    return range(0, max(num_tokens - capacity, 0) + step, step)
 
 
 def _find_answer_tokens(
@@ -256,7 +244,8 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
     """
     answers = search(outputs, features, len(rows), args)
     return [
-        _create_prediction(answers, example, context, args.null_threshold) for example, context in enumerate(_contexts(rows))
+        _create_prediction(answers, example, context, args.null_threshold)
+        for example, context in enumerate(rows["context"][:])
     ]
 
 
@@ -268,18 +257,13 @@ def validation_choices(task: Task, outputs, features: Dataset, rows: Dataset, ar
     if args.null_threshold is not None or all(map(len, task.train["starts"])):
         return {"null_threshold": args.null_threshold}
     answers = search(outputs, features, len(rows), args)
-    best_answers = [answers.best(example, context) for example, context in enumerate(_contexts(rows))]
+    best_answers = [answers.best(example, context) for example, context in enumerate(rows["context"][:])]
     return {"null_threshold": best_threshold(answers.odds, best_answers, list(rows["answers"]))[0]}
 
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
     """Compute F1 and exact match of the answers, as defined by the official script."""
     return compute_scores(task, [prediction["prediction"] for prediction in predictions], list(rows["answers"]))
-
-
-def _contexts(rows: Dataset) -> Iterator[str]:
-    for batch in rows.select_columns("context").iter(1000):
-        yield from batch["context"]
 
 
 def _create_prediction(answers: Answers, example: int, context: str, threshold: float | None) -> dict[str, Any]:

@@ -93,7 +93,14 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         return columns | {"example": indices}
 
     features = make_features(rows, tokenizer, encode_batch, [args.max_length], "Tokenising sentences")
-    _warn_of_missing_words(features, args.max_length)
+    positions, _ = ragged(features, "places")
+    dropped, truncated = (int((positions == reason).sum()) for reason in (DROPPED, TRUNCATED))
+    if dropped or truncated:
+        logger.warning(
+            "Of %d words, %d are beyond max_length %d, and %d are empty after tokenization: they get no tag and count as "
+            "errors.",
+            *(len(positions), truncated, args.max_length, dropped),
+        )
     return features
 
 
@@ -114,17 +121,6 @@ def _labels(ids: np.ndarray, positions: np.ndarray, tags: list[int]) -> np.ndarr
     is_labelled = (positions >= 0) & (word_tags >= 0)
     labels[positions[is_labelled]] = word_tags[is_labelled]
     return labels
-
-
-def _warn_of_missing_words(features: Dataset, max_length: int) -> None:
-    positions, _ = ragged(features, "places")
-    dropped, truncated = (int((positions == reason).sum()) for reason in (DROPPED, TRUNCATED))
-    if dropped or truncated:
-        logger.warning(
-            "Of %d words, %d are beyond max_length %d, and %d are empty after tokenization: they get no tag and count as "
-            "errors.",
-            *(len(positions), truncated, max_length, dropped),
-        )
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
@@ -174,7 +170,11 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
         words = np.arange(max(1, counts.max())) < counts[:, None]
         emissions = np.zeros((*words.shape, logits.shape[-1]), dtype=np.float32)
         emissions[words] = logits[low + np.nonzero(words)[0], np.concatenate(first_pieces)]
-        tags, probabilities = _choose_tags(model, emissions, words)
+        if isinstance(model, CrfTagger):
+            tags, probabilities = model.best_tags(emissions, words)
+        else:
+            shares = softmax(emissions, axis=-1)
+            tags, probabilities = shares.argmax(axis=-1), shares.max(axis=-1)
         for word_positions, count, row_tags, row_probabilities in zip(positions, counts, tags, probabilities, strict=True):
             prediction = np.full(len(word_positions), None, dtype=object)
             probability = prediction.copy()
@@ -184,14 +184,6 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
             record = {"prediction": prediction.tolist(), "probabilities": probability.tolist()}
             predictions.append(record | ({"truncated_words": num_truncated} if num_truncated else {}))
     return predictions
-
-
-def _choose_tags(model, emissions: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best tags, int64 [B, W], and their probabilities, float [B, W]."""
-    if isinstance(model, CrfTagger):
-        return model.best_tags(emissions, words)
-    probabilities = softmax(emissions, axis=-1)
-    return probabilities.argmax(axis=-1), probabilities.max(axis=-1)
 
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:

@@ -152,11 +152,9 @@ class ModelTeacher:
                     averages[name] += answers / len(self.models)
                     if name == "passages" and rank == 0 and model.matrix is not None:
                         mean_entropy += entropy(answers) / len(self.models)
-                    tokens, seconds, flops = (
-                        tokens + num_tokens,
-                        seconds + elapsed,
-                        flops + 2.0 * num_tokens * predictor.parameters,
-                    )
+                    tokens += num_tokens
+                    seconds += elapsed
+                    flops += 2.0 * num_tokens * predictor.parameters
                 parameters += predictor.parameters
             # The predictor's precision is global state of the process, and the run's own may differ.
             AcceleratorState._reset_state()
@@ -188,7 +186,9 @@ def _open_model(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
     if not source.stock and task.has_pairs != (len(source.spec.text_columns) == 2):
         trained_on, task_rows = ("single texts", "pairs") if task.has_pairs else ("pairs of texts", "single texts")
         raise ArgumentsError(f"The teacher {display_name} was trained on {trained_on}, but this task has {task_rows}.")
-    folders = [source.folder, *_base_folders(source.folder)]
+    folders = [source.folder]
+    if (source.folder / ADAPTER_FILE).is_file():
+        folders.append(Path(base_folder(source.folder, read_adapter(source.folder))))
     for folder in folders if dtype is None else ():
         if not any((folder / weights).is_file() for weights in _SAFE_WEIGHTS[(folder / ADAPTER_FILE).is_file()]):
             subject = f"The teacher {display_name}" if folder == source.folder else f"The base of the adapter {display_name}"
@@ -214,13 +214,6 @@ def _export_dtype(folder: Path) -> str | None:
         return None
     files = (find_object(folder / EXPORT_FILE) or {}).get("files") or {}
     return next((dtype for dtype in ("int8", "fp32", "fp16") if ONNX_FILES[dtype] in files), "fp32")
-
-
-def _base_folders(folder: Path) -> list[Path]:
-    """Return the folder of an adapter's base model in a list; an empty list if the folder contains no adapter."""
-    if not (folder / ADAPTER_FILE).is_file():
-        return []
-    return [Path(base_folder(folder, read_adapter(folder)))]
 
 
 def _digest(folder: Path) -> str:
@@ -435,11 +428,7 @@ def _choose_settings(texts: list[str], labels: np.ndarray, classes: int) -> tupl
 
 
 def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return folds (rows to fit, rows held out) in which texts that differ only in case and spaces stay together.
-
-    Raises:
-        ArgumentsError: there are too few texts, or a fold has texts of only one class to fit.
-    """
+    """Return folds (rows to fit, rows held out) in which texts that differ only in case and spaces stay together."""
     groups = np.unique([" ".join(text.lower().split()) for text in texts], return_inverse=True)[1]
     splitter = StratifiedGroupKFold(max(2, min(FOLDS, groups.max() + 1)), shuffle=True, random_state=0)
     folds = []
