@@ -249,10 +249,7 @@ def run_grid(
 
 
 def _check_values(grid: Grid, args: FinetuneArguments) -> None:
-    """Check a grid's values, or raise a GridError.
-
-    Refused are values whose points would differ in name only, and options that have no effect on a grid.
-    """
+    """Raise a GridError for values whose points would differ in name only, and for options without effect on a grid."""
     if seeds := {"seed", "seeds"}.intersection(grid.values):
         raise GridError(
             f"A grid cannot vary {', '.join(seeds)}: every point is run with each of the seeds. Pass --seeds, or seeds "
@@ -310,11 +307,6 @@ class _PointRun:
 def _create_runs(
     points: Sequence[Mapping[str, Any]], checkpoint: CheckpointArguments, args: FinetuneArguments, seeds: list[int]
 ) -> list[_PointRun]:
-    """Return the runs of the points.
-
-    Raises:
-        ArgumentsError: a value is invalid, or cannot be combined with the others.
-    """
     runs = []
     for point in points:
         folder = str(args.folder / POINTS / point_name(point))

@@ -233,10 +233,7 @@ def _check_scores(scores: Any, figure: Any) -> None:
 
 
 def _deviation(values: Sequence[float]) -> float | None:
-    """Return the sample standard deviation; None for a single value.
-
-    It is NaN where a value is not finite, such as the loss of a diverged model, for which `statistics.stdev` fails.
-    """
+    """Return the sample standard deviation; None for one value, NaN if one is not finite, where `statistics.stdev` fails."""
     if len(values) < 2:
         return None
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
@@ -413,12 +410,7 @@ def to_beat_line(baselines: Sequence[Mapping[str, Any]], metric: str, summary: M
 
 
 def _format_lead(difference: float, lead: Mapping[str, float] | None) -> str | None:
-    """Return a clause on a run's lead over the linear model, or None.
-
-    Args:
-        difference: the run's score minus the linear model's; -0.02 for two points behind it.
-        lead: the fields of the run's `Lead`, where it was computed.
-    """
+    """Return a clause on a run's lead (the fields of `Lead`, if it was computed) over the linear model, or None."""
     if difference == 0:
         return "the linear model has the same score"
     ahead = "the linear model is ahead" if difference < 0 else "the run is ahead of the linear model"

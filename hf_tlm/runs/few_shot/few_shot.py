@@ -167,9 +167,6 @@ def _create_method(
     """Return the method, and its prompt as JSON values (None without one).
 
     Errors that every point would raise are raised here, before any training.
-
-    Raises:
-        ArgumentsError: use_peft is combined with a prompt. For other errors see `run_few_shot`.
     """
     _, tokenizer = load_pretrained(task, checkpoint, args.max_length)
     if args.method == "finetune":

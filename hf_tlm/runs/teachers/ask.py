@@ -99,11 +99,6 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
 
 
 def _open_table(task: Task, args: Any, file: str, mapping: Mapping[str, str]) -> TableTeacher:
-    """Open a file of answers.
-
-    Raises:
-        ArgumentsError: it is combined with other teachers, or with options that need a model; or see `TableTeacher`.
-    """
     if len(args.teacher) > 1:
         raise ArgumentsError(
             f"teacher {file} is a file of answers, which cannot be combined with other teachers. Remove the others."
