@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, List, Value
@@ -49,40 +49,31 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     """
     contexts, questions, options = columns_of(spec, split, rows, "context", "question", "options")
     num_options = len(names) or next((len(row) for row in options if isinstance(row, list) and row), 0)
-    labels: list[Any] = [0] * len(rows)
+    targets: Iterable[tuple | Bad] = [()] * len(rows)
     if labelled:
         (labels,) = columns_of(spec, split, rows, "label")
         feature = rows.features[column_of(spec, "label", rows)]
         if isinstance(feature, ClassLabel):
             labels = class_names(labels, feature.names)
-    for context, question, row_options, label in zip(contexts, questions, options, labels, strict=True):
+        targets = (_parse_label(label, names) for label in labels)
+    for context, question, row_options, label in zip(contexts, questions, options, targets, strict=True):
         problem = check_text("context", context) or check_text("question", question)
         problem = problem or check_text("option", *(row_options or [None] if isinstance(row_options, list) else [None]))
         if not problem and len(row_options) != num_options:
             problem = Bad(f"another number of options than {num_options}", f"{len(row_options)} options")
-        if problem or not labelled:
-            yield problem or _text_columns(context, question, row_options)
+        if problem or isinstance(label, Bad):
+            yield problem or label
         else:
-            label_or_bad = _parse_label(label, names)
-            yield (
-                label_or_bad
-                if isinstance(label_or_bad, Bad)
-                else (*_text_columns(context, question, row_options), label_or_bad)
-            )
+            yield (str(context), str(question), list(map(str, row_options)), *label)  # Options may be numbers.
 
 
-def _parse_label(label: Any, names: tuple[str, ...]) -> int | Bad:
-    """Return the index of the correct option."""
+def _parse_label(label: Any, names: tuple[str, ...]) -> tuple[int] | Bad:
     if label in (None, -1, ""):
         return Bad("no label")
     label_index = names.index(label) if label in names else label
     if isinstance(label_index, int) and 0 <= label_index < len(names):
-        return label_index
+        return (label_index,)
     return Bad("a label that is no option", f"label {label!r}, options {', '.join(names)} or 0 to {len(names) - 1}")
-
-
-def _text_columns(context: Any, question: Any, options: list[Any]) -> tuple[str, str, list[str]]:
-    return str(context), str(question), list(map(str, options))  # Options may be numbers.
 
 
 def number_questions(spec: TaskSpec, rows: Dataset, ids: list[str | None]) -> list[str | None]:

@@ -74,13 +74,9 @@ def check_class_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
 
 
 def _check_classes(spec: TaskSpec, observed: Sequence[Any], classes: set[str]) -> None:
-    """Raise a TaskError unless the labels are usable as classes: names or integers, at least two, exactly two for f1.
+    """Raise a TaskError unless the labels (those of rows, or a feature's names) are usable as `classes`, their strings.
 
-    Names that differ only in spaces, or in how accents are encoded, are refused too.
-
-    Args:
-        observed: labels of the rows, or names of the `ClassLabel` feature.
-        classes: their names as strings.
+    These must be names or integers, at least two, exactly two for f1, and differ in more than spaces or encoded accents.
     """
     if nested := [label for label in observed if isinstance(label, (list, dict))]:
         raise TaskError(
@@ -119,11 +115,7 @@ def _check_classes(spec: TaskSpec, observed: Sequence[Any], classes: set[str]) -
 
 
 def _warn_about_labels(spec: TaskSpec, train_labels: Sequence[Any]) -> None:
-    """Warn about labels that look like lists or dates, differ only in case, or have only one or two texts.
-
-    Args:
-        train_labels: the label of each row of the training split.
-    """
+    """Warn about labels that look like lists or dates, differ only in case, or have only one or two texts."""
     counts = Counter(label for label in train_labels if label is not None)
     if list_like := sorted(label for label in counts if isinstance(label, str) and _LIST_OF_NAMES.fullmatch(label)):
         logger.warning(
@@ -215,11 +207,8 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
 def _parse_class(label: Any, name_to_index: dict[str, int]) -> tuple[int] | Bad:
     if label is None:
         return Bad("no label", "null, blank or -1")
-    return (
-        (name_to_index[str(label)],)
-        if str(label) in name_to_index
-        else Bad("a label that train lacks", f"label {str(label)!r:.40}")
-    )
+    index = name_to_index.get(str(label))
+    return Bad("a label that train lacks", f"label {str(label)!r:.40}") if index is None else (index,)
 
 
 def _parse_number(label: Any) -> tuple[float] | Bad:
