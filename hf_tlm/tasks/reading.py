@@ -167,11 +167,6 @@ def named_splits(spec: TaskSpec, datasets: Mapping[str, Dataset]) -> dict[str, D
 
 
 def _find_table(folder: Path) -> Path:
-    """Return the path of the only table in a folder.
-
-    Raises:
-        TaskError: there is none or more than one, or `save_to_disk` wrote the folder.
-    """
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= set(names):
         raise TaskError(
