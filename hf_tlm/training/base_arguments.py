@@ -48,6 +48,8 @@ class BaseArguments(TrainingArguments):
     run_group = ""
     # Evaluations without a better score after which training stops; 0: never. An option in classes that have such scores.
     early_stopping_patience = 0
+    # Learning rate of a layer divided by that of the layer above it. An option of most runs.
+    layerwise_lr_decay = 1.0
 
     output_dir: str | None = option(None, "Folder of the run: its model and results. Default: trainer_output.")
     per_device_eval_batch_size: int = option(64, "Texts per device when evaluating.")
@@ -130,11 +132,6 @@ class BaseArguments(TrainingArguments):
         """Texts per optimizer step over all processes; None: the sum of the micro-batches."""
         return None
 
-    @property
-    def layerwise_lr_decay(self) -> float:
-        """Learning rate of a layer divided by that of the layer above it."""
-        return 1.0
-
     def _accumulation(
         self, total_batch_size: int, per_device: int, *, fitting: bool | None = None, name: str = "total_batch_size"
     ) -> tuple[int, int]:
@@ -144,9 +141,6 @@ class BaseArguments(TrainingArguments):
             fitting: use the largest micro-batch of at most `per_device` texts that divides the total batch; default
                 `fits_micro_batch`.
             name: name of the option, for errors.
-
-        Raises:
-            ArgumentsError: the total batch is not a multiple of the number of processes, or of the micro-batches.
         """
         world = max(1, self.world_size)
         if total_batch_size % world:
@@ -324,13 +318,7 @@ def _processor_has_bfloat16() -> bool:
 
 
 def _check_hub(args: BaseArguments, id_name: str) -> None:
-    """Check the arguments of publishing, or raise an ArgumentsError.
-
-    Strategies of the Trainer that would push unfinished results are refused.
-
-    Args:
-        id_name: the argument that names the repository.
-    """
+    """Check the arguments of publishing in the repository that the argument `id_name` names, or raise an ArgumentsError."""
     strategies = ("end", "checkpoint") if id_name == "hub_model_id" else ("end",)
     if args.hub_strategy not in strategies or args.hub_always_push:
         raise ArgumentsError(

@@ -131,8 +131,13 @@ def grouped_optimizer(
         ArgumentsError: `layerwise_lr_decay` with an optimizer that forms its own groups, or Muon without layer matrices.
     """
     if args.optim in OWN:
+        cls: Any = Muon
+        if args.optim == LAMB:
+            from hf_tlm.training.lamb import Lamb  # Based on an optional package.
+
+            cls = Lamb
         betas = (args.adam_beta1, args.adam_beta2)
-        cls, kwargs = _optimizer_class(args.optim), {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+        kwargs: dict[str, Any] = {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
     else:
         cls, kwargs = trainers_choice(args, model)
         if layerwise_lr_decay == 1:
@@ -153,14 +158,6 @@ def grouped_optimizer(
         muon_learning_rate=(muon_learning_rate or args.learning_rate) if args.optim == MUON else None,
     )
     return cls, kwargs | {"params": groups}
-
-
-def _optimizer_class(optim: str) -> type:
-    if optim == MUON:
-        return Muon
-    from hf_tlm.training.lamb import Lamb
-
-    return Lamb
 
 
 def parameter_groups(

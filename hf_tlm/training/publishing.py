@@ -283,12 +283,7 @@ def fetch_run(args: BaseArguments) -> bool:
 
 
 def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:
-    """Copy a downloaded file to `target`.
-
-    Raises:
-        ProtocolError: it is outside the cached repository, its size is not the listed one, or it is code of another
-            version.
-    """
+    """Copy a downloaded file to `target`, if it is in the cached repository, of the listed size, and no code of others."""
     source = (snapshot / name).resolve()
     if not source.is_relative_to(snapshot.parents[1].resolve()) or not source.is_file() or source.stat().st_size != size:
         raise ProtocolError(f"{snapshot / name} is not the file of {size:,} bytes that the Hub listed. Nothing was copied.")

@@ -239,9 +239,6 @@ class RunArguments(PublishedArguments):
         """Return the smallest number of gradient accumulation steps for `total_batch_tokens`.
 
         A micro-batch has at most per_device_train_batch_size x max_length tokens.
-
-        Raises:
-            ArgumentsError: the tokens cannot be split evenly.
         """
         share, remainder = divmod(self.total_batch_tokens, self.world_size)
         if remainder:

@@ -198,20 +198,16 @@ def begin_stage(
             set_seed(seed)
             stock: Any = model  # An adapter passes the call on to its base model.
             stock.reset_classifier()
-        _prepare_stage_2(model, args)
+        body_and_head = getattr(model, "main", model)  # The auxiliary model of a pair is not used in stage 2.
+        if args.stage2_dropout is not None:
+            set_dropout(body_and_head, args.stage2_dropout)
+        if args.stage2_classifier_pooling is not None:
+            for module in (model, *body_and_head.modules()):
+                if isinstance(config := vars(module).get("config"), PreTrainedConfig):
+                    config.classifier_pooling = args.stage2_classifier_pooling
     if initialization is not None and stage == args.stages[-1]:
         assert isinstance(model, TrainedModel)  # Adapters have no initialisation of ours, see `prepare`.
         initialization.before_last_stage(model)
-
-
-def _prepare_stage_2(model: TrainedModel | PeftModel, args: TlmArguments) -> None:
-    stock = getattr(model, "main", model)  # The auxiliary model of a pair is not used in stage 2.
-    if args.stage2_dropout is not None:
-        set_dropout(stock, args.stage2_dropout)
-    if args.stage2_classifier_pooling is not None:
-        for module in (model, *stock.modules()):
-            if isinstance(config := vars(module).get("config"), PreTrainedConfig):
-                config.classifier_pooling = args.stage2_classifier_pooling
 
 
 def final_scores(trainer: Trainer) -> dict[str, float]:

@@ -426,7 +426,6 @@ class TlmTrainer(SampledTrainer):
 
 
 def _create_collator(args: RunArguments, tokenizer: PreTrainedTokenizerBase) -> TlmCollator:
-    """Return the data collator of a run."""
     spec = OBJECTIVES[args.objective]
     return TlmCollator(
         tokenizer,
