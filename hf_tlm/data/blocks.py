@@ -342,11 +342,9 @@ class BlockShards:
             train = [not is_held_out(self.corpus, passage["id"], self.validation_share) for passage in rows]
             added = maker.add([passage["text"] for passage, keep in zip(rows, train, strict=True) if keep])
             for keep in train:
-                cursor |= {
-                    "row": cursor["row"] + 1,
-                    "passages": cursor["passages"] + 1,
-                    "held_out": cursor["held_out"] + (not keep),
-                }
+                cursor["row"] += 1
+                cursor["passages"] += 1
+                cursor["held_out"] += not keep
                 if keep:
                     next(added)
                     yield

@@ -177,12 +177,9 @@ def run_grid(
         HfTlmError: all points failed. Where only some failed, the record says so.
     """
     check_task(task)
-    typed_arguments = {
-        "checkpoint": (checkpoint, CheckpointArguments),
-        "args": (args, FinetuneArguments),
-        "grid": (grid, Grid),
-    }
-    check_given(ArgumentsError, **typed_arguments)
+    check_given(
+        ArgumentsError, checkpoint=(checkpoint, CheckpointArguments), args=(args, FinetuneArguments), grid=(grid, Grid)
+    )
     if args.taught:
         raise GridError(
             "A grid does not support a teacher. Search without --teacher, then fine-tune with the chosen values and "
@@ -334,10 +331,8 @@ def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: 
     for name in (RESULTS_FILE, CARD_FILE):
         atomic_write(output_dir / name, (chosen.output_dir / name).read_bytes())
     test_scores = [seed["test"] for seed in chosen.seeds if "test" in seed]
-    scored_record = {
-        **record,
-        "chosen": {**record["chosen"], **({"test": seed_statistics(test_scores)} if test_scores else {})},
-    }
+    test_entry = {"test": seed_statistics(test_scores)} if test_scores else {}
+    scored_record = {**record, "chosen": record["chosen"] | test_entry}
     atomic_write(output_dir / TABLE_FILE, to_markdown(scored_record))
     atomic_write(output_dir / GRID_FILE, json.dumps(scored_record, indent=2) + "\n")
 

@@ -133,10 +133,9 @@ def prepare(
     for stage, length in lengths.items():
         train = splits["train", length]
         if teacher is not None:
-            passages_to_teach = corpus_texts if stage == 1 or args.stage2_teacher_passages else None
-            teacher_rows = (
-                None if passages_to_teach is None else tokenize(teacher.texts(passages_to_teach), tokenizer, length)
-            )
+            teacher_rows = None
+            if corpus_texts is not None and (stage == 1 or args.stage2_teacher_passages):
+                teacher_rows = tokenize(teacher.texts(corpus_texts), tokenizer, length)
             train = teacher.answered(train, teacher_rows, args.teacher_share)
         data[stage] = StageData(train, splits["validation", length], passages if stage == 1 else None)
     return Setup(args, tokenizer, data, splits.get(("test", tokenizer.model_max_length)), make_model, initialization)

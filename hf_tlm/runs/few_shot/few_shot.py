@@ -133,15 +133,14 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
             claimed = claim(output_dir, details, data_fields, args.process_index, options=(args, checkpoint))
     details |= provenance_entries(details)
     if args.process_index == 0:
-        samples = [episode for episode in episodes.values() if episode is not None]
-        sample_splits = [
-            {"train": episode.train, "validation": episode.validation, "test": task.splits[test_split]}
-            for episode in samples
+        test_rows = task.splits[test_split]
+        samples = [
+            replace(task, splits={"train": episode.train, "validation": episode.validation, "test": test_rows})
+            for episode in episodes.values()
+            if episode is not None
         ]
         # Without examples, a linear baseline cannot be trained.
-        details["baselines"] = (
-            to_beat(task, [replace(task, splits=splits) for splits in sample_splits]) if sample_splits else []
-        )
+        details["baselines"] = to_beat(task, samples) if samples else []
 
     points = []
     if args.method != "zero_shot":
@@ -153,8 +152,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         work.discard_models(points)  # Models that a killed process has left.
 
     records = [read_object(work.folder(seed) / RESULTS_FILE) for seed in seeds]
-    summary = summarise(records)
-    run = FewShotRun(records, summary, details, output_dir)
+    run = FewShotRun(records, summarise(records), details, output_dir)
     if args.process_index == 0:
         atomic_write(output_dir / TABLE_FILE, run.to_text() + "\n")
         _write(output_dir / RESULTS_FILE, run.to_dict())

@@ -310,10 +310,7 @@ class _Seeds:
                 atomic_write(predictions_file(folder, split), text)
             if len(row_indices) < len(task.train):
                 atomic_write(folder / TRAIN_IDS_FILE, json.dumps(rows["id"][:]) + "\n")
-            files = {
-                SAVED_FILE: saved_settings(task, vars(args)),
-                "README.md": self._card(record),
-            }
+            files = {SAVED_FILE: saved_settings(task, vars(args)), "README.md": self._card(record)}
             _export(trained, tokenizer, folder / "model", files, PEFT_TASK_TYPES.get(task.spec.kind))
             record["price"] = price(folder / "model")
             finish(folder, record, "model", PREDICTIONS, TRAIN_IDS_FILE)
