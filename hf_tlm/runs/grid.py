@@ -54,10 +54,7 @@ def seed_statistics(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str
 
 
 def choose(points: Sequence[Mapping[str, Any]], metric: str, select_by: str) -> Mapping[str, Any]:
-    """Return the finished point with the highest validation score, aggregated by `select_by`; of ties the first.
-
-    metric: the task's, whose scores are compared.
-    """
+    """Return the finished point with the highest validation score, aggregated by `select_by`; of ties the first."""
     finished = [point for point in points if "validation" in point]
     return max(finished, key=lambda point: point["validation"][metric][select_by])
 

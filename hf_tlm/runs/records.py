@@ -137,12 +137,7 @@ def command_line() -> str:
 
 
 def logits_to_predictions(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Convert logits to {"prediction": name of the class, "probabilities": {name: probability}} for each row.
-
-    Args:
-        logits: float [N, C].
-        names: the names of the classes.
-    """
+    """Convert logits, float [N, C], to {"prediction": class, "probabilities": {class: probability}} for each row."""
     return [
         {
             "prediction": names[int(row.argmax())],
@@ -374,9 +369,7 @@ def _format_seeds_score(score: Mapping[str, Any], figure_name: str | None) -> st
 def baseline_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the printed lines on the baselines, and on the score of the run averaged with the linear model.
 
-    Args:
-        record: the record of the run, with `metric`, and optionally `baselines` and `with_linear`.
-        summary: the run's summary.
+    record: the record of the run, with `metric`, and optionally `baselines` and `with_linear`.
     """
     lines, metric = [], record["metric"]
     if averaged := record.get("with_linear"):

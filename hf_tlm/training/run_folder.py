@@ -311,11 +311,7 @@ STAGE = {"cost": mapped(_number, 100), "validation": mapped(_number, 1000)}
 
 
 def finish(folder: Path, content: Mapping[str, Any], *parts: str) -> None:
-    """Mark a folder as finished by writing its record `results.json` and its seal.
-
-    Args:
-        parts: further files and folders in it to seal.
-    """
+    """Mark a folder as finished by writing its record `results.json`, and its seal of that and of `parts` of the folder."""
     unseal(folder)
     atomic_write(folder / RESULTS_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_seal(folder, RESULTS_FILE, *parts)

@@ -266,9 +266,7 @@ class TextCheck:
     """A check of an exported file on texts, which compares logits, and the score or the predictions.
 
     Args:
-        rows: the texts.
-        task: the task that has labels for them; None: exported predictions are compared with those of torch.
-        texts_name: description of the texts, for the record.
+        task: the task that has labels for the texts; None: exported predictions are compared with those of torch.
     """
 
     def __init__(self, model: Exportable, rows: Dataset, task: Task | None, texts_name: str, batch_size: int):

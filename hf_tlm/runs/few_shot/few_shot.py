@@ -183,10 +183,7 @@ def _create_method(
 class _Work:
     """The trainings and tests of a run.
 
-    test_split: the split of the task that is tested on.
     episodes: seed of a split -> its examples; None if no examples are drawn.
-    points: all points to train.
-    details: facts about the run, for cards.
     """
 
     task: Task
