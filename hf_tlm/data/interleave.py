@@ -206,7 +206,6 @@ class _Pass:
         return 0 if position < self.start else 1 + (position - self.start) // self.block_size
 
     def _block_start(self, block: int) -> int:
-        """Return the first position of a block."""
         return 0 if block == 0 else self.start + (block - 1) * self.block_size
 
     def _count_next_block(self) -> None:

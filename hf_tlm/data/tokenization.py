@@ -197,7 +197,6 @@ def train_wordpiece(
 
 
 def _check_texts(texts: Any) -> None:
-    """Check that `texts` is an iterable that can be read several times, or raise a TokenizerError."""
     received = replacement = ""
     if isinstance(texts, str):
         received, replacement = "one text", "[text]"
@@ -212,7 +211,6 @@ def _check_texts(texts: Any) -> None:
 
 
 def _iterate_texts(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts, or raise a TokenizerError for the first one that is not a string."""
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise TokenizerError(f"texts: expected texts; received {kind_of(text)}, after {row:,} texts. Pass texts only.")

@@ -111,7 +111,6 @@ class _Template:
         return ids
 
     def types(self, texts: Sequence[list[int]]) -> list[int]:
-        """Return the token types of `join`."""
         types = list[int]()
         for is_special, index, type_id in self._parts:
             types += [type_id] * (1 if is_special else len(texts[index]))

@@ -340,7 +340,6 @@ def _num_words(task: Task) -> int:
 
 
 def _max_n_gram(task: Task) -> int:
-    """Return the length of the longest n-grams to try."""
     return max(n for n in N_GRAMS if n < 3 or _num_words(task) <= MOST_WORDS_FOR_TRIGRAMS)
 
 

@@ -283,14 +283,11 @@ def _claim_folder(task: Task, checkpoint: CheckpointArguments, args: FinetuneArg
 
 @dataclass
 class _PointRun:
-    """A point of a grid, with its arguments of `finetune`."""
-
     values: Mapping[str, Any]
     checkpoint: CheckpointArguments
     args: FinetuneArguments
 
     def record(self, failure: HfTlmError | None) -> dict[str, Any]:
-        """Return the point's entry in `grid.json`."""
         folder = self.args.folder
         entry = {"values": shown_values(self.values), "folder": f"{POINTS}/{folder.name}"}
         if failure is not None:

@@ -204,15 +204,11 @@ class TrialTrainer(FinetuneTrainer):
     the best one counts.
     """
 
+    model: nn.Module  # It is built before the first step.
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.scores: list[float] = []
-
-    @property
-    def trained(self) -> nn.Module:
-        """The trained model of this trial."""
-        assert self.model is not None  # Built before the first step.
-        return self.model
 
     def call_model_init(self, trial=None):
         model = super().call_model_init(trial)
@@ -260,7 +256,7 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
             processing_class=tokenizer,
             loss_terms=loss_terms and partial(loss_terms, args=args),
             compute_metrics=lambda output: validation.score(
-                task, validation.in_order(output.predictions), trainer.trained, args
+                task, validation.in_order(output.predictions), trainer.model, args
             ),
         )
         return trainer

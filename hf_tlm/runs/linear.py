@@ -162,7 +162,6 @@ class LinearModel:
         return model
 
     def _is_consistent(self) -> bool:
-        """Return whether shapes, dtypes and classes are consistent, and all numbers are finite."""
         if list(self.terms) not in (["text"], list(COLUMNS)) or not all(self.terms.values()):
             return False
         if self.classes.ndim != 1 or len(self.classes) < 2:

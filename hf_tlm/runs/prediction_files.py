@@ -323,7 +323,6 @@ def _unique_names(source: Iterable[str], prediction_names: Collection[str]) -> l
 
 
 def _flatten_prediction(prediction: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a prediction to cells of a table, with a cell `probability_<class>` for each class."""
     cells: dict[str, Any] = {}
     for name, value in prediction.items():
         cells |= (

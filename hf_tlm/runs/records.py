@@ -106,7 +106,6 @@ def environment(*, use_cpu: bool = False) -> dict[str, str | int]:
 
 
 def _processor_name() -> str:
-    """Return the model name of the CPU; its architecture where the system has no name."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):

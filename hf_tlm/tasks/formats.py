@@ -97,7 +97,6 @@ def has_lines_of_words(path: Path) -> bool:
 
 
 def _columns_by_role(columns: Mapping[str, str], is_conllu: bool, tagged: bool) -> dict[str, str]:
-    """Return the column of each role to read: the given one, or the default."""
     default_words, default_tags = ("form", "xpos") if is_conllu else ("0", "-1")
     words_column = columns.get("tokens", default_words)
     if tagged:

@@ -30,7 +30,9 @@ _UNSUPPORTED = {
     "batch_eval_metrics": "metrics are computed on a complete split",
     "dataloader_drop_last": "all batches of a run have the same number of texts",
     "ignore_data_skip": "a resumed run reads the same batches as an uninterrupted one, for the same weights",
+    "enable_jit_checkpoint": "a run saves a checkpoint at SIGTERM by itself",
     "include_for_metrics": "metrics are computed from predictions and labels alone",
+    "logging_nan_inf_filter": "it would hide a loss that is not finite, which ends a run",
     "prediction_loss_only": "checkpoints are chosen by the task's metric",
     "restore_callback_states_from_checkpoint": "a run restores the states that it needs by itself",
 }
@@ -103,14 +105,10 @@ class BaseArguments(TrainingArguments):
         for name, reason in _UNSUPPORTED.items():
             if getattr(self, name):
                 raise ArgumentsError(f"{name} is not supported: {reason}. Remove {name}.")
-        if self.enable_jit_checkpoint:
-            raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Remove enable_jit_checkpoint.")
         if not self.eval_do_concat_batches:
             raise ArgumentsError(
                 "eval_do_concat_batches false is not supported: metrics are computed on a complete split. Remove it."
             )
-        if self.logging_nan_inf_filter:
-            raise ArgumentsError("logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Remove it.")
         # By default the Trainer expects every model argument with "label" in its name in a batch.
         self.label_names = ["labels"]
         # The collator also needs columns that the model does not use.

@@ -391,13 +391,11 @@ class SampledTrainer(ResumableTrainer):
         return grouped_optimizer(args, model, decay_names, default_choice, **rates)
 
     def _count_steps(self) -> int:
-        """Return the number of optimizer steps of this training."""
         if self.args.max_steps > 0:
             return self.args.max_steps
         return math.ceil(self.args.num_train_epochs * self.batch_sampler.steps_per_epoch)
 
     def _report_warmup(self, message: str) -> None:
-        """Report a warm-up that the training ends in."""
         logger.warning(message)
 
     def get_train_dataloader(self) -> DataLoader:

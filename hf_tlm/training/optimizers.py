@@ -304,7 +304,6 @@ class AveragedWeights(TrainerCallback):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """Swap the weights of the model and the averages."""
         for name, weight in self._weights().items():
             average = self._averages[name].clone()
             self._averages[name].copy_(weight)

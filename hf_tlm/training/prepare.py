@@ -284,7 +284,6 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
 
 
 def _check_linear_start(args: TlmArguments, model_args: ModelArguments) -> None:
-    """Check that classifier_init linear does not conflict with other options, or raise an ArgumentsError."""
     pooling = args.stage2_classifier_pooling
     if 2 in args.stages and (args.stage2_reset_classifier or pooling not in (None, "mean")):
         option = "stage2_reset_classifier true" if args.stage2_reset_classifier else f"stage2_classifier_pooling {pooling}"

@@ -190,7 +190,7 @@ def begin_stage(
     """Apply the changes to a model that its stage starts with, in place.
 
     For stage 2 these are a new classifier (`stage2_reset_classifier`, seeded with `seed`), its dropout and its pooling, in
-    the configs too; for the last stage, those of `initialization`.
+    the configs too; for the last stage, a classifier that is a linear model.
     """
     if stage == 2:
         if args.stage2_reset_classifier:
@@ -204,9 +204,10 @@ def begin_stage(
             for module in (model, *body_and_head.modules()):
                 if isinstance(config := vars(module).get("config"), PreTrainedConfig):
                     config.classifier_pooling = args.stage2_classifier_pooling
-    if initialization is not None and stage == args.stages[-1]:
+    # Not before: joint training would unlearn part of it.
+    if initialization is not None and initialization.linear is not None and stage == args.stages[-1]:
         assert isinstance(model, TrainedModel)  # Adapters have no initialisation of ours, see `prepare`.
-        initialization.before_last_stage(model)
+        initialization.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)
 
 
 def final_scores(trainer: Trainer) -> dict[str, float]:
@@ -251,14 +252,6 @@ class Initialization:
                 self._write_head(body, head, self.counts)
         if self.counts is not None and isinstance(model, GeneratorDiscriminator) and model.clm_heads is not None:
             unigram_bias(model.clm_heads.lm_head, self.counts, self.never_predicted)
-
-    def before_last_stage(self, model: TrainedModel) -> None:
-        """Initialise the classifier as a linear model, in place, if `linear` is set.
-
-        This is done before the last stage, because joint training would unlearn part of it.
-        """
-        if self.linear is not None:
-            self.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)
 
     def _write_head(self, body: PreTrainedModel, head: MlmHead, counts: np.ndarray) -> None:
         decoder = head.family.decoder(head)

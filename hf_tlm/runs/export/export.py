@@ -159,7 +159,17 @@ def export_onnx(
             "opset, max_drop, batch_size: expected numbers; received None. Remove the argument to use its default."
         )
     check_numbers(ArgumentsError, opset=opset, max_drop=max_drop, max_length=max_length, batch_size=batch_size)
-    _check_texts(task, data, text_columns, separator, dtypes)
+    if task is not None and data is not None:
+        raise ArgumentsError(
+            "Expected a task, whose labels measure the loss of int8, or data without labels; received both. Pass one of "
+            "them."
+        )
+    if (reduced := [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]) and task is data is None:
+        raise missing_texts_error(reduced)
+    if text_columns is not None and data is None:
+        raise ArgumentsError("text_columns are columns of data, which was not passed. Remove text_columns.")
+    if separator is not None and data is None:
+        raise ArgumentsError("separator is that of data, which was not passed. Remove separator.")
     if "int8" not in dtypes and (keep_float or not per_channel):
         raise ArgumentsError(
             "per_channel and keep_float apply to int8, which is not among the dtypes. Remove them, or add int8."
@@ -239,28 +249,6 @@ def int8_entry(model: Path, task: Task) -> dict[str, Any]:
     except Exception as error:  # Exporters raise errors of any class, for models of other libraries.
         logger.warning("The cost of a prediction in 8 bits is not measured: %s", " ".join(str(error).split())[:500])
         return {}
-
-
-def _check_texts(
-    task: Task | None,
-    data: str | None,
-    text_columns: str | Sequence[str] | None,
-    separator: str | None,
-    dtypes: Sequence[str],
-) -> None:
-    """Raise an ArgumentsError if both a task and data are given, or neither although the dtypes need texts to check."""
-    if task is not None and data is not None:
-        raise ArgumentsError(
-            "Expected a task, whose labels measure the loss of int8, or data without labels; received both. Pass one of "
-            "them."
-        )
-    reduced = [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]
-    if reduced and task is None and data is None:
-        raise missing_texts_error(reduced)
-    if text_columns is not None and data is None:
-        raise ArgumentsError("text_columns are columns of data, which was not passed. Remove text_columns.")
-    if separator is not None and data is None:
-        raise ArgumentsError("separator is that of data, which was not passed. Remove separator.")
 
 
 def _write_graphs(

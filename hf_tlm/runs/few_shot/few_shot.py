@@ -259,7 +259,6 @@ class _Work:
 
 
 def _format_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a split for the table of `results.md`."""
     row = {name: record[name] for name in ("learning_rate", "batch_size", "best_step") if name in record}
     scores = {f"{split} {name}": value for split in SPLITS for name, value in record.get(split, {}).items()}
     return {"split": record["seed"], **row, **{name: f"{100 * value:.2f}" for name, value in scores.items()}}

@@ -277,6 +277,5 @@ class WithHead:
 
 
 def _compute_scores(task: Task, logits: np.ndarray, labels: Sequence[int] | np.ndarray) -> dict[str, float]:
-    """Return the task's metrics and the accuracy."""
     metrics = compute_metrics_for(task.metric, *task.spec.further_metrics)
     return metrics(EvalPrediction(logits, np.asarray(labels)))

@@ -183,7 +183,6 @@ def finetune(
 
 
 def _advice_on_length(config: PreTrainedConfig, max_length: int) -> str:
-    """Return what to do about truncated texts."""
     longest = longest_input(config)
     if longest is None:
         return "Pass a larger --max_length."
@@ -246,7 +245,6 @@ class _Seeds:
             }
 
     def has_all_scores(self, record: Mapping[str, Any]) -> bool:
-        """Return whether the record of a finished seed has its test scores, where these are wanted."""
         return not self.test or self.task.test is None or "test" in record
 
     def train(self, seed: int) -> dict[str, Any]:
@@ -337,7 +335,6 @@ class _Seeds:
         )
 
     def _card(self, record: dict[str, Any]) -> str:
-        """Return the model card of one seed."""
         return finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
 
     def _score(self, split: str, predictions: list[dict[str, Any]], record: dict[str, Any]) -> str:
@@ -368,7 +365,6 @@ class _Seeds:
 
 
 def _create_objective(args: FinetuneArguments, kind: str) -> WeightedSum:
-    """Return the weighted sum of the task loss and the teacher's loss."""
     task_loss = TaskLoss(args.label_smoothing_factor) if kind == "classification" else ValueLoss()
     return WeightedSum((1.0, task_loss), (args.teacher_weight, TeacherLoss(args.teacher_temperature)))
 

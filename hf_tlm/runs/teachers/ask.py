@@ -305,7 +305,6 @@ def answered_subset(subset: Subset, teacher: Teacher, label_names: Sequence[str]
 
 
 def _mark_sentences(task: Task, passages: Dataset, args: Any) -> Dataset:
-    """Return marked sentences of passages, see `asked_passages`."""
     phrases = MarkedPhrases(task.train["text"][:], read_marks(args.teacher_marks))
     texts = phrases.texts_of(progress(passages["text"], "Marking sentences", " passages"))
     if not texts:
@@ -326,7 +325,6 @@ def _passage_ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray
 
 
 def _cache_key(digest: str, task: Task, passages: Dataset | None, ends: np.ndarray) -> str:
-    """Return a digest of everything that the answers depend on."""
     key = xxhash.xxh3_128(json.dumps([_FORMAT, digest, task.kind, list(task.label_names)]).encode())
     splits = [task.train, task.validation, *([] if passages is None else [passages])]
     for rows in splits:
@@ -370,7 +368,6 @@ def _describe_passages(
     shares: np.ndarray,
     trust: str,
 ) -> dict[str, Any]:
-    """Return the entries of the report about passages."""
     names, answered = task.label_names, probabilities.sum(1) > 0
     predictions, certainties = probabilities.argmax(1), certainty(probabilities, trust)
 

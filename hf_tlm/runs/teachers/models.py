@@ -217,7 +217,6 @@ def _export_dtype(folder: Path) -> str | None:
 
 
 def _digest(folder: Path) -> str:
-    """Return a digest of the files in a model's folder that its predictions depend on."""
     records = (*RECORDS, EXPORT_FILE)  # They hold times, among others.
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in records]
     files = [path for path in files if any(fnmatch(path.name, pattern) for pattern in FILES)]
