@@ -189,18 +189,14 @@ class PredictionFile(contextlib.ExitStack):
         separator: str | None = None,
     ):
         super().__init__()
-        if predict_format != "glue" and path.is_dir():
-            raise ArgumentsError(
-                f"Predictions are written to a file, but {path} is a folder. Choose another --predict_output."
-            )
-        self.format = format_of(path, predict_format)
-        check_format(self.format, spec, label_names)
-        self.task = glue_task(spec.name) if self.format == "glue" else None
+        self.task = glue_task(spec.name) if predict_format == "glue" else None
         self.path = path / GLUE_FILES[self.task] if self.task else path
         if self.path.is_dir():
             raise ArgumentsError(
                 f"Predictions are written to a file, but {self.path} is a folder. Choose another --predict_output."
             )
+        self.format = format_of(path, predict_format)
+        check_format(self.format, spec, label_names)
         if self.format == "xlsx":
             check_excel()
         _check_replaceable(self.path, self.format)

@@ -86,7 +86,9 @@ class Cost:
     co2_kg: float | None = None
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost.from_dict({name: _sum(value, getattr(other, name)) for name, value in self.__dict__.items()})
+        values = {name: (value, getattr(other, name)) for name, value in self.__dict__.items()}
+        known = {name: [value for value in pair if value is not None] for name, pair in values.items()}
+        return Cost(**{name: sum(pair) for name, pair in known.items() if pair})
 
     def to_dict(self) -> dict[str, float]:
         """Return the fields that are not None and `flops_ratio`, `flops` over RoBERTa-Large's training FLOPs."""
@@ -96,13 +98,6 @@ class Cost:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cost:
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
-
-
-def _sum(first: float | None, second: float | None) -> float | None:
-    """Add two values, of which None counts as missing; None if both are."""
-    if first is None or second is None:
-        return second if first is None else first
-    return first + second
 
 
 def nominal_tokens(sampler: InterleavedBatchSampler, args: RunArguments, step: int) -> int:

@@ -95,13 +95,9 @@ def check_page(
         raise ArgumentsError("--page_texts are single texts, but the model expects pairs. Remove --page_texts.")
     if any(not text.strip() for text in texts):
         raise ArgumentsError("--page_texts: one of the texts is blank. Remove the blank text.")
-    _check_page_folder(Path(page), map(Path, others))
-
-
-def _check_page_folder(page: Path, others: Iterable[Path]) -> None:
-    page_path = page.resolve()
+    page = Path(page)
     for folder in others:
-        other = folder.resolve()
+        page_path, other = page.resolve(), Path(folder).resolve()
         if page_path.is_relative_to(other) or other.is_relative_to(page_path):
             raise ArgumentsError(
                 f"--page {page} and {folder} overlap: neither may be inside the other. Choose another --page."

@@ -15,7 +15,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.cards import prompted_card
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.few_shot.arguments import FewShotArguments
-from hf_tlm.runs.few_shot.points import Episode, Point, Prompted, WithHead, draw_episode, scored_split
+from hf_tlm.runs.few_shot.points import Episode, Point, Prompted, WithHead, compute_scores, draw_episode, scored_split
 from hf_tlm.runs.few_shot.prompts import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.models import load_pretrained
@@ -225,7 +225,8 @@ class _Work:
         rows, names = self.task.splits[self.test_split], self.task.label_names
         split_points = [point for point in self.points if point.split == seed]
         record = self._copy_best_model(split_points, folder / "model") if split_points else {}
-        record["test"], logits = self.method.score(episode, folder / "model" if split_points else None, self.test_split)
+        logits = self.method.logits(episode, folder / "model" if split_points else None, rows)
+        record["test"] = compute_scores(self.task, logits, rows["label"][:])
         if self.args.process_index > 0:
             return
         text = predictions_jsonl("classification", names, rows, logits_to_predictions(logits, names))

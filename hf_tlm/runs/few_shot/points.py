@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -175,6 +175,12 @@ class Prompted:
         )
         set_seed(args.seed)
         classifier = self.classifier(episode)
+        sets = classifier.draws
+
+        def metrics(prediction: EvalPrediction) -> dict[str, float]:
+            assert isinstance(prediction.predictions, np.ndarray) and isinstance(prediction.label_ids, np.ndarray)
+            return compute_scores(self.task, average_over_sets(prediction.predictions, sets), prediction.label_ids[::sets])
+
         trainer = PromptTrainer(
             classifier.model,
             args,
@@ -183,7 +189,7 @@ class Prompted:
             eval_dataset=classifier.inputs(episode.validation),
             data_collator=classifier.collator,
             processing_class=self.tokenizer,
-            compute_metrics=self._create_metrics(classifier.draws),
+            compute_metrics=metrics,
         )
         trainer.train(resume_from_checkpoint=True)
         scores = final_scores(trainer)
@@ -197,13 +203,9 @@ class Prompted:
             "validation": {name: scores[f"eval_{name}"] for name in dict.fromkeys(names)},
         }
 
-    def score(self, episode: Episode | None, folder: Path | None, split: str) -> tuple[dict[str, float], np.ndarray]:
-        """Score the model in `folder`, or the checkpoint if that is None, on a complete split of the task.
-
-        Returns:
-            The scores, and the logits, float [N, C].
-        """
-        classifier, rows = self.classifier(episode, folder), self.task.splits[split]
+    def logits(self, episode: Episode | None, folder: Path | None, rows: Dataset) -> np.ndarray:
+        """Return the logits, float [N, C], of the model in `folder`, or of the checkpoint if that is None."""
+        classifier = self.classifier(episode, folder)
         trainer = PromptTrainer(
             classifier.model,
             self.args.for_trainer(self.args.folder if folder is None else folder, classifier.seed),
@@ -213,15 +215,7 @@ class Prompted:
         )
         predictions = trainer.predict(classifier.inputs(rows)).predictions
         assert isinstance(predictions, np.ndarray)
-        logits = average_over_sets(predictions, classifier.draws)
-        return _compute_scores(self.task, logits, rows["label"][:]), logits
-
-    def _create_metrics(self, sets: int) -> Callable[[EvalPrediction], dict[str, float]]:
-        def metrics(prediction: EvalPrediction) -> dict[str, float]:
-            assert isinstance(prediction.predictions, np.ndarray) and isinstance(prediction.label_ids, np.ndarray)
-            return _compute_scores(self.task, average_over_sets(prediction.predictions, sets), prediction.label_ids[::sets])
-
-        return metrics
+        return average_over_sets(predictions, classifier.draws)
 
 
 @dataclass
@@ -250,11 +244,11 @@ class WithHead:
         run = finetune(replace(self.task, splits=splits), self.checkpoint, args)
         return {"validation": run.seeds[0]["validation"]}
 
-    def score(self, episode: Episode | None, folder: Path | None, split: str) -> tuple[dict[str, float], np.ndarray]:
-        """Score the model in `folder`, see `Prompted.score`."""
+    def logits(self, episode: Episode | None, folder: Path | None, rows: Dataset) -> np.ndarray:
+        """Return the logits of the model in `folder`, see `Prompted.logits`."""
         assert folder is not None  # This method always trains a head first.
         args = self._create_arguments(output_dir=str(folder), select_by="last", eval_strategy="no")
-        kind, rows, trust = kind_module("classification"), self.task.splits[split], self.checkpoint.trust_remote_code
+        kind, trust = kind_module("classification"), self.checkpoint.trust_remote_code
         tokenizer = load_tokenizer(str(folder), trust_remote_code=trust, masking=False)
         held_out = EvaluationSet(kind, rows, tokenizer, args)
         trainer = FinetuneTrainer(
@@ -263,8 +257,7 @@ class WithHead:
             data_collator=partial(kind.collate, tokenizer),
             processing_class=tokenizer,
         )
-        logits = held_out.outputs(trainer)
-        return _compute_scores(self.task, logits, rows["label"][:]), logits
+        return held_out.outputs(trainer)
 
     def _create_arguments(self, **values: Any) -> FinetuneArguments:
         """Return arguments of fine-tuning with the changed options that both classes share, and `values`."""
@@ -276,6 +269,6 @@ class WithHead:
         return args
 
 
-def _compute_scores(task: Task, logits: np.ndarray, labels: Sequence[int] | np.ndarray) -> dict[str, float]:
+def compute_scores(task: Task, logits: np.ndarray, labels: Sequence[int] | np.ndarray) -> dict[str, float]:
     metrics = compute_metrics_for(task.metric, *task.spec.further_metrics)
     return metrics(EvalPrediction(logits, np.asarray(labels)))
