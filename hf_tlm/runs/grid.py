@@ -315,10 +315,7 @@ def _create_runs(
 
 
 def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:
-    """Copy the chosen point's model, card and results to `output_dir`, and write the table.
-
-    `grid.json` is written last: it marks the folder as complete.
-    """
+    """Copy the chosen point's model, card and results to `output_dir`, write the table, and last `grid.json`."""
     # An old one, of another grid or from before a kill, would mark a half-written folder as complete.
     (output_dir / GRID_FILE).unlink(missing_ok=True)
     copy_best_model(seed_folder(chosen.output_dir, chosen.best["seed"]) / "model", output_dir)

@@ -196,11 +196,7 @@ def _dataset_name(data: Any) -> str:
 def _hold_out_splits(
     spec: TaskSpec, splits: Mapping[str, Dataset], shares: Mapping[str, float | None]
 ) -> tuple[dict[str, Dataset], dict[str, float], dict[str, list[int]]]:
-    """Hold out splits of a table or of train.
-
-    Returns:
-        All splits, the shares of those held out, and for each split the indices of its rows in the table or in train.
-    """
+    """Return all splits, the shares of those held out of a table or of train, and the indices of their rows in it."""
     for split, share in shares.items():
         if share and split in splits:
             raise TaskError(f"{split}_share {share:g}: {spec.name} already has a {split} split. Remove the option.")

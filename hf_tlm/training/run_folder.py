@@ -243,7 +243,6 @@ def _changed_options(
 
     Args:
         real_values: the sections of `current` with the real values instead of the recorded ones (`shown_values`).
-        options: see `claim`.
     """
     defaults = {
         entry.name: entry.default

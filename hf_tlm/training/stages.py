@@ -274,10 +274,7 @@ class Initialization:
 
 
 def _bodies_and_heads(model: TrainedModel) -> Iterator[tuple[PreTrainedModel, MlmHead | None]]:
-    """Yield the trainable bodies of a model, each with its masked-LM head.
-
-    The main model of a pair has no such head: None.
-    """
+    """Yield the trainable bodies of a model, each with its masked-LM head; None for the main model of a pair."""
     if isinstance(model, GeneratorDiscriminator):
         yield body_of(model.main), None
         if not model.auxiliary.frozen:
