@@ -14,7 +14,7 @@ import time
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +56,7 @@ _aten = torch.ops.aten
 TICKS = 1_000_000
 # Modes of codecarbon for a CPU without an energy counter that it may read.
 _MODELLED_CPU = ("cpu_load", "constant")
+_READING = ("kwh", "estimated_kwh", "co2_kg")  # See `Energy`.
 
 
 @dataclass(frozen=True)
@@ -221,21 +222,6 @@ class TimeBudgetCallback(TrainerCallback):
         scheduler.lr_lambdas = [follow(factor) for factor in scheduler.lr_lambdas]
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Electricity used, and the emissions of producing it.
-
-    Attributes:
-        kwh: electricity.
-        estimated_kwh: the part of it that no counter measured: codecarbon models it by load, rated power and size.
-        co2_kg: emissions in kilograms of CO2 equivalents, by the country's energy mix.
-    """
-
-    kwh: float = 0.0
-    estimated_kwh: float = 0.0
-    co2_kg: float = 0.0
-
-
 class _LatestReading:
     """An output handler of codecarbon (`BaseOutput`) that keeps the newest reading of its thread."""
 
@@ -257,7 +243,9 @@ class Energy(TrainerCallback):
     codecarbon's own settings apply (`CODECARBON_PUE`, `CODECARBON_FORCE_CPU_POWER`, ...), except those that would write a
     file or use the network.
 
-    total: the total up to the last reading. The part before a resume is in the checkpoint's trainer state.
+    total: the total up to the last reading: `kwh`; `estimated_kwh`, the part that no counter measured, which codecarbon
+        models by load, rated power and size; `co2_kg`, kilograms of CO2 equivalents by the country's energy mix. The part
+        before a resume is in the checkpoint's trainer state.
 
     Args:
         country: three-letter ISO code (`energy_country`); with None `co2_kg` is by the world's average and is not shown.
@@ -265,14 +253,14 @@ class Energy(TrainerCallback):
 
     def __init__(self, accelerator: Accelerator, country: str | None = None):
         self.country = country
-        self.total = Reading()
+        self._before = self.total = dict.fromkeys(_READING, 0.0)
         self._accelerator = accelerator
-        self._before, self._newest = Reading(), _LatestReading()
+        self._newest = _LatestReading()
         self._tracker: codecarbon.OfflineEmissionsTracker | None = None
         self._modelled: tuple[str, ...] = ()
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self._before = self.total = Reading(**state.stateful_callbacks.get("Energy", {}))
+        self._before = self.total = dict.fromkeys(_READING, 0.0) | state.stateful_callbacks.get("Energy", {})
         self._newest = _LatestReading()
         if args.local_process_index == 0:
             self._start(args.device)
@@ -323,12 +311,11 @@ class Energy(TrainerCallback):
 
     def _sum_readings(self, state) -> None:
         """Sum the readings of all nodes. Every process calls this at the same step."""
-        current, previous = self._newest.reading, self._before
-        values = [0.0, 0.0, 0.0]
+        current, values = self._newest.reading, [0.0, 0.0, 0.0]
         if current is not None:
             values = [current.energy_consumed, sum(getattr(current, part) for part in self._modelled), current.emissions]
         device = self._accelerator.device
         reading = torch.tensor(values, dtype=accumulation_dtype(device), device=device)
-        kwh, estimated, co2 = self._accelerator.reduce(reading, reduction="sum").tolist()
-        self.total = Reading(previous.kwh + kwh, previous.estimated_kwh + estimated, previous.co2_kg + co2)
-        state.stateful_callbacks["Energy"] = asdict(self.total)
+        added = self._accelerator.reduce(reading, reduction="sum").tolist()
+        self.total = {name: self._before[name] + value for name, value in zip(_READING, added, strict=True)}
+        state.stateful_callbacks["Energy"] = self.total

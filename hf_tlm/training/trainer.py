@@ -407,9 +407,9 @@ class TlmTrainer(SampledTrainer):
         energy = {}
         if self.energy is not None:
             total = self.energy.total
-            energy = {"energy_kwh": total.kwh, "estimated_kwh": total.estimated_kwh}
+            energy = {"energy_kwh": total["kwh"], "estimated_kwh": total["estimated_kwh"]}
             if self.args.energy_country is not None:
-                energy["co2_kg"] = total.co2_kg
+                energy["co2_kg"] = total["co2_kg"]
         tokens = nominal_tokens(sampler, self.args, step)
         passes = 1 + bool(self.args.rdrop)
         return Cost(

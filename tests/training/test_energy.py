@@ -118,13 +118,15 @@ def test_nodes_are_summed_and_only_first_processes_read(tracker):
     totals = []
     for local in (0, 1):
         args, state = SimpleNamespace(local_process_index=local, device=torch.device("cpu")), SimpleNamespace()
-        state.stateful_callbacks = {"Energy": {"kwh": 100.0, "estimated_kwh": 50.0, "co2_kg": 20.0}}
+        state.stateful_callbacks = {"Energy": {"co2_kg": 20.0, "estimated_kwh": 50.0, "kwh": 100.0}}
         energy = Energy(accelerator)
         energy.on_train_begin(args, state, None)
         energy.on_step_end(args, state, None)
         totals.append(energy.total)
     assert len(tracker.made) == 1
-    assert [(total.kwh, total.estimated_kwh, total.co2_kg) for total in totals] == [(111, 55.5, 22.5), (110, 55, 22)]
+    first, other = totals
+    assert first == {"kwh": 111, "estimated_kwh": 55.5, "co2_kg": 22.5}
+    assert other == {"kwh": 110, "estimated_kwh": 55, "co2_kg": 22}
 
 
 def test_failing_run_stops_the_tracker(tmp_path, data, tokenizer, tracker):
