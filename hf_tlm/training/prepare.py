@@ -116,7 +116,15 @@ def prepare(
             for split, rows in task.splits.items()
             for length in set(lengths.values())
         }
-        passages = None if corpus_texts is None else _tokenize_passages(corpus_texts, tokenizer, corpus_length, args)
+        passages = None
+        if corpus_texts is not None:
+            passages = tokenize(corpus_texts, tokenizer, corpus_length, description="Tokenising the subset")
+            if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
+                advice = (
+                    "Retrieve passages of that length (--passage_words {words} of `hf-tlm retrieve`), or increase "
+                    "--corpus_max_length."
+                )
+                warn_of_cut("the subset's passages", spread_texts(corpus_texts), tokenizer, corpus_length, advice)
     initialization = None
     if model_args.needs_initialization:
         rows = splits["train", lengths[args.stages[0]]].select_columns(["input_ids"])
@@ -167,18 +175,6 @@ def _load_or_train_tokenizer(
     for rows in sets:
         check_known(tokenizer, spread_texts(rows), source["name_or_path"])
     return tokenizer
-
-
-def _tokenize_passages(texts: Dataset, tokenizer: PreTrainedTokenizerBase, length: int, args: TlmArguments) -> Dataset:
-    """Tokenise the passages, and warn if truncation leaves stage 1 too little of them."""
-    passages = tokenize(texts, tokenizer, length, description="Tokenising the subset")
-    if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
-        advice = (
-            "Retrieve passages of that length (--passage_words {words} of `hf-tlm retrieve`), or increase "
-            "--corpus_max_length."
-        )
-        warn_of_cut("the subset's passages", spread_texts(texts), tokenizer, length, advice)
-    return passages
 
 
 def tell_of_other_stage(args: TlmArguments) -> None:

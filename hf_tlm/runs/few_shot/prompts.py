@@ -112,10 +112,6 @@ class Prompt:
     def text_parts(self) -> tuple[Part, ...]:
         return tuple(part for part in self.parts if part.kind in TEXTS)
 
-    @property
-    def mask_part(self) -> Part:
-        return next(part for part in self.parts if part.kind == MASK)
-
 
 _INFERENCE = "{text:bare}? {mask}, {text_pair:lower}"
 _PARAPHRASE = "{text} {mask}, {text_pair:lower}"
@@ -164,12 +160,12 @@ def prompt_for(
             f"Task {task} has no built-in prompt (tasks with one: {', '.join(PROMPTS)}). Pass --template, for instance "
             "'{text} It was {mask}.', and --label_words class=word for every class."
         )
+    words: dict[str, str] = {}
     if label_words is not None:
         words = dict(_parse_label_word(entry, label_names) for entry in label_words)
     elif builtin is not None:
-        words = _assign_label_words(builtin.label_words, label_names)
-    else:
-        words = {}
+        is_numbered = list(label_names) == [str(index) for index in range(len(builtin.label_words))]
+        words = dict(zip(label_names if is_numbered else builtin.label_words, builtin.label_words.values(), strict=True))
     if missing := [name for name in label_names if name not in words]:
         raise PromptError(
             f"Task {task} needs a label word for {', '.join(map(repr, missing))}. Pass --label_words with one for every "
@@ -190,12 +186,6 @@ def _parse_label_word(entry: str, label_names: Sequence[str]) -> tuple[str, str]
             f"label_words: expected class=word with one of the classes {', '.join(label_names)}; received {entry!r}."
         )
     return name, word
-
-
-def _assign_label_words(words: Mapping[str, str], label_names: Sequence[str]) -> dict[str, str]:
-    if list(label_names) == [str(index) for index in range(len(words))]:
-        return dict(zip(label_names, words.values(), strict=True))
-    return dict(words)
 
 
 def tokenize_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], space: bool) -> list[list[int]]:
@@ -220,7 +210,7 @@ def label_word_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[i
     Raises:
         PromptError: a word is not a single piece of the tokenizer, or two classes have the same piece.
     """
-    space = prompt.mask_part.space
+    (space,) = (part.space for part in prompt.parts if part.kind == MASK)
     ids: dict[str, int] = {}
     for name, word in prompt.label_words.items():
         piece = _single_piece(tokenizer, word, space)
