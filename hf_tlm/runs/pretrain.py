@@ -49,8 +49,8 @@ from hf_tlm.training import (
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.objectives import language_objective, term_names
 from hf_tlm.training.prepare import tell_of_no_saving
-from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetched_run, publish_run
-from hf_tlm.training.run_folder import MODEL, RESULTS_FILE, claim, copy_best_model, finished, settings
+from hf_tlm.training.publishing import CheckpointPushes, check_hub, claim_run, publish_run
+from hf_tlm.training.run_folder import MODEL, RESULTS_FILE, copy_best_model, finished, settings
 from hf_tlm.training.stages import with_initialization
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.options import check_given
@@ -131,9 +131,7 @@ def run_pretraining(
         if not any((folder / RESULTS_FILE).is_file() for folder in (output_dir, export)):
             check_sources(model_args, args.max_length, whole_word_mask=args.whole_word_mask)
         check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)
-        options = (args, model_args, block_args)
-        with fetched_run(args):
-            claimed = claim(output_dir, details, ("corpus_fingerprint",), args.process_index, options=options)
+        claimed = claim_run(args, details, ("corpus_fingerprint",), (args, model_args, block_args))
     tell_of_no_saving(args)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         record = finished(export, args, fields=MODEL) or finished(output_dir, args, fields=MODEL)

@@ -55,8 +55,8 @@ from hf_tlm.training import (
     run_stage,
 )
 from hf_tlm.training.prepare import tell_of_long_evaluations, tell_of_no_saving, tell_of_other_stage
-from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetched_run
-from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings
+from hf_tlm.training.publishing import CheckpointPushes, check_hub, claim_run
+from hf_tlm.training.run_folder import SEED, finish, finished, settings
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.stages import begin_stage
 from hf_tlm.training.teacher import teacher_cost
@@ -119,9 +119,7 @@ def run_tlm(
         check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)
         data_keys = ("task_fingerprint", "metric", "subset", "teacher_content")
-        claim_details = {**details, "teacher_content": content}
-        with fetched_run(args):
-            claimed = claim(output_dir, claim_details, data_keys, args.process_index, options=(args, model_args))
+        claimed = claim_run(args, {**details, "teacher_content": content}, data_keys, (args, model_args))
     if args.teacher_rounds > 1:
         with claimed, let_others_in(output_dir):
             runs = _run_rounds(task, subset, args, model_args)

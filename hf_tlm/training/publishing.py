@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,10 @@ from hf_tlm.hub.repo_id import find_repo, hub_name
 from hf_tlm.models import coco_lm
 from hf_tlm.training.base_arguments import BaseArguments, PublishedArguments
 from hf_tlm.training.checkpoints import best_of, checkpoints_in
-from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, OtherRunError, ProtocolError
+from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, OtherRunError, ProtocolError, claim
 from hf_tlm.training.stages import STAGE_FILE
 from hf_tlm.utils.files import atomic_directory, files_in
+from hf_tlm.utils.locks import Claim
 from hf_tlm.utils.seals import SEAL
 from hf_tlm.utils.shown import counted
 
@@ -215,16 +215,15 @@ def needed_to_continue(folder: Path) -> Iterator[Path]:
             yield from needed_to_continue(path)
 
 
-@contextlib.contextmanager
-def fetched_run(args: BaseArguments) -> Iterator[None]:
-    """Fetch a run by `fetch_run` for a block that claims it, and remove it again if it has other settings.
+def claim_run(args: BaseArguments, details: Mapping[str, Any], data: Sequence[str], options: Sequence[Any]) -> Claim:
+    """Claim the folder of a run by `claim`, into which `fetch_run` may have fetched it.
 
     Raises:
-        ProtocolError: the run has other settings; and see `fetch_run`.
+        ProtocolError: the fetched run has other settings, and is removed again; and see `fetch_run` and `claim`.
     """
     is_fetched = fetch_run(args)
     try:
-        yield
+        return claim(args.folder, details, data, args.process_index, options=options)
     except OtherRunError as error:
         if not is_fetched:
             raise

@@ -52,8 +52,8 @@ from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.prepare import tell_of_long_evaluations
-from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetched_run
-from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings, unseal
+from hf_tlm.training.publishing import CheckpointPushes, check_hub, claim_run
+from hf_tlm.training.run_folder import SEED, finish, finished, settings, unseal
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import shares_output_dir
@@ -148,8 +148,7 @@ def finetune(
             details["teacher_subset"] = subset.manifest
         data_fields = ("task_fingerprint", "kind", "metric", "further_metrics", "teacher_subset", "teacher_content")
         claim_details = {"teacher_subset": None, **details, "teacher_content": content}
-        with fetched_run(args):
-            claimed = claim(output_dir, claim_details, data_fields, args.process_index, options=(args, checkpoint))
+        claimed = claim_run(args, claim_details, data_fields, (args, checkpoint))
     if args.seed_figure != "mean":
         details["seed_figure"] = args.seed_figure
     details |= {"pairs": task.has_pairs, **provenance_entries(details)}
