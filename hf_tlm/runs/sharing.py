@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -75,7 +76,9 @@ def run_shared(
         LockError: a lock cannot be created.
     """
     rank, processes = rank_and_size()
-    queue = _PointQueue(points, folder, done, after, name)
+    folders = [folder(point) for point in points]
+    names = [name(point) if name else path.name for point, path in zip(points, folders, strict=True)]
+    queue = _PointQueue(points, folders, [[points.index(needed) for needed in after(point)] for point in points], done)
     failures: dict[Path, HfTlmError] = {}
     awaited: set[int] = set()
     while True:
@@ -86,9 +89,7 @@ def run_shared(
             )
             if point_index is not None:
                 if point_index in awaited:
-                    logger.warning(
-                        "%s was left unfinished by another process and is continued here.", queue.names[point_index]
-                    )
+                    logger.warning("%s was left unfinished by another process and is continued here.", names[point_index])
                 awaited = set()
                 try:
                     run(points[point_index])
@@ -96,9 +97,9 @@ def run_shared(
                     if processes > 1 or not keep_going:
                         raise
                     repeated = str(error) in map(str, failures.values())
-                    failures[queue.folders[point_index]] = error
+                    failures[folders[point_index]] = error
                     reason = ", like another." if repeated else f": {error}"
-                    logger.warning("%s failed%s", queue.names[point_index], reason)
+                    logger.warning("%s failed%s", names[point_index], reason)
                 queue.remaining.remove(point_index)
                 continue
         if ended:
@@ -106,30 +107,25 @@ def run_shared(
         if looked_too_early:  # The points that were free have just been finished, and others may be free now.
             continue
         if rank == 0 and busy != awaited:
-            busy_names = ", ".join(sorted(queue.names[i] for i in busy))
+            busy_names = ", ".join(sorted(names[i] for i in busy))
             logger.warning("Waiting for other processes, which work on %s.", busy_names)
             awaited = busy
         time.sleep(POLL_SECONDS)
     if failures:
-        raise PointsError(failures, dict(zip(queue.folders, queue.names, strict=True)), len(points))
+        raise PointsError(failures, dict(zip(folders, names, strict=True)), len(points))
 
 
+@dataclass
 class _PointQueue(Generic[P]):
     """The points of `run_shared`, by index, and the indices of those that are left; only the job's first process uses it."""
 
-    def __init__(
-        self,
-        points: Sequence[P],
-        folder: Callable[[P], Path],
-        done: Callable[[P], bool],
-        after: Callable[[P], Collection[P]],
-        name: Callable[[P], str] | None,
-    ):
-        self.points, self.done = points, done
-        self.folders = [folder(point) for point in points]
-        self.names = [name(point) if name else path.name for point, path in zip(points, self.folders, strict=True)]
-        self.prerequisites = [[points.index(needed) for needed in after(point)] for point in points]
-        self.remaining = list(range(len(points)))
+    points: Sequence[P]
+    folders: Sequence[Path]
+    prerequisites: Sequence[Sequence[int]]
+    done: Callable[[P], bool]
+
+    def __post_init__(self):
+        self.remaining = list(range(len(self.points)))
 
     def take(self) -> tuple[int | None, AbstractContextManager | None, set[int]]:
         """Lock the first free point that no other process works on.

@@ -300,19 +300,16 @@ def _check_half_precision(args: BaseArguments) -> None:
     options = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
     if not options or args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available():
         return
-    if not torch.accelerator.is_available() and _processor_has_bfloat16():
+    # The oldest torch lacks the function; support is unknown there.
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    has_bfloat16 = any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    if has_bfloat16 and not torch.accelerator.is_available():
         args.use_cpu = True
         return
     raise ArgumentsError(
         f"{options[0]} needs a GPU that supports bfloat16, or, without a GPU, a processor that does, and torch finds "
         f"neither. Remove it (--{options[0]} false), or add --use_cpu true, which may be slow."
     )
-
-
-def _processor_has_bfloat16() -> bool:
-    # The oldest torch lacks the function; support is unknown there.
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def _check_hub(args: BaseArguments, id_name: str) -> None:
