@@ -89,10 +89,8 @@ class InterleavedDataset:
     """
 
     def __init__(self, task: Dataset | None, corpus: Dataset | None = None):
-        self.task = task
-        self.corpus = corpus
-        self.num_task = 0 if task is None else len(task)
-        self.num_corpus = 0 if corpus is None else len(corpus)
+        self.task, self.corpus = task, corpus
+        self.num_task, self.num_corpus = len(task or ()), len(corpus or ())
 
     def __len__(self) -> int:
         return self.num_task + self.num_corpus
@@ -118,7 +116,6 @@ class _Stream:
 
     Args:
         lengths: int [N], number of tokens of each text.
-        by_tokens: whether batches are measured in tokens, else in texts.
         group: number of texts of similar length that stay together, in one step.
         window: number of texts that are sorted by length together and cut into groups of `group`, whose order is random;
             0: no sorting.

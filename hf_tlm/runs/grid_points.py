@@ -104,7 +104,11 @@ class Grid:
         Raises:
             GridError: there is no such file, it is not YAML, or not of this form; or the values are invalid.
         """
-        content = _read_yaml(source) if isinstance(source, (str, os.PathLike)) else source
+        content: Any = source
+        if isinstance(source, str) and source.lstrip().startswith("{"):
+            content = load_yaml(source, f"The grid {source:.60}", GridError)
+        elif isinstance(source, (str, os.PathLike)):
+            content = read_yaml(source, f"the grid {source}", GridError)
         if not isinstance(content, Mapping) or "grid" not in content:
             content = {"grid": content}
         for key in content:
@@ -174,13 +178,6 @@ def checkpoints(pattern: str) -> list[str]:
             "are saved according to --save_strategy and --save_steps, and the last --save_total_limit are kept."
         )
     return sorted(folders, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
-
-
-def _read_yaml(source: str | os.PathLike) -> Any:
-    text = str(source)
-    if text.lstrip().startswith("{"):
-        return load_yaml(text, f"The grid {text:.60}", GridError)
-    return read_yaml(source, f"the grid {source}", GridError)
 
 
 @dataclass

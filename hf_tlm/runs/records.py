@@ -314,33 +314,27 @@ class SeededRun:
 
     def to_text(self) -> str:
         """Return the text that is printed at the end of the run."""
-        task_metrics, lines = [self.details["metric"], *self.details.get("further_metrics", ())], []
+        lines, metric = [], self.details["metric"]
         # Further scores that a metric returns are shown, too, except accuracy, which every classifier has.
-        metrics = dict.fromkeys([*task_metrics, *(name for name in self.summary["validation"] if name != "accuracy")])
+        others = [name for name in self.summary["validation"] if name != "accuracy"]
+        metrics = dict.fromkeys([metric, *self.details.get("further_metrics", ()), *others])
         for split in SPLITS:
-            for metric in metrics:
-                if score := self.summary.get(split, {}).get(metric):
-                    lines.append(f"{split:<12}{metric} {_format_seeds_score(score, self.details.get('seed_figure'))}")
+            for name in metrics:
+                if score := self.summary.get(split, {}).get(name):
+                    lines.append(f"{split:<12}{name} {_format_seeds_score(score, self.details.get('seed_figure'))}")
         for seed, name in self.details.get("one_class", {}).items():
             lines.append(
                 f"one class    the model of seed {seed} predicts {name} for every validation text: it does not distinguish "
                 "the classes. More steps or another learning rate may help."
             )
         if averaged := self.details.get("averaged"):
-            score_list = ", ".join(
-                f"{split} {100 * averaged[split][task_metrics[0]]:.2f}" for split in SPLITS if split in averaged
-            )
-            lines.append(
-                f"averaged     {task_metrics[0]} {score_list}: averaged predictions of the {averaged['n']} seeds' models"
-            )
+            scores = ", ".join(f"{split} {100 * averaged[split][metric]:.2f}" for split in SPLITS if split in averaged)
+            lines.append(f"averaged     {metric} {scores}: averaged predictions of the {averaged['n']} seeds' models")
         lines += baseline_lines(self.details, self.summary)
         if teacher := self.details.get("teacher"):
             lines.append(f"teacher      {described(teacher)}{cost_line(teacher)}")
         if rounds := self.details.get("rounds"):
-            scores = ", ".join(
-                f"{round_number}: {100 * round_record['validation']:.2f}"
-                for round_number, round_record in enumerate(rounds, 1)
-            )
+            scores = ", ".join(f"{number}: {100 * one['validation']:.2f}" for number, one in enumerate(rounds, 1))
             lines.append(f"round        {self.details['round']} is the best of {len(rounds)} on validation ({scores})")
         cost, trained, parameters = (self.seeds[-1][name] for name in ("cost", "trained_parameters", "parameters"))
         if trained < parameters:

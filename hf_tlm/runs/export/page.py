@@ -181,13 +181,8 @@ def fill_page(
             for name in ("config.json", "tokenizer.json", "tokenizer_config.json", EXPORT_FILE, ONNX_FILES[dtype]):
                 (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(export / name, folder / "model" / name)
-        page_settings = {
-            "title": title or record["model"],
-            "dtype": _DTYPES[dtype],
-            "pairs": record["pairs"],
-            "texts": list(texts),
-        }
-        page_settings |= {"model": model_location, "averaged": "models" in record}
+        page_settings = {"title": title or record["model"], "dtype": _DTYPES[dtype], "pairs": record["pairs"]}
+        page_settings |= {"texts": list(texts), "model": model_location, "averaged": "models" in record}
         (folder / PAGE_FILE).write_text(json.dumps(page_settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         imports = json.dumps({"imports": _IMPORTS})
         digest = base64.b64encode(hashlib.sha256(imports.encode()).digest()).decode()
