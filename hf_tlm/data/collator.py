@@ -130,8 +130,7 @@ class TlmCollator:
             mlm_probability=self.mlm_probability,
             mask_token_id=self.tokenizer.mask_token_id,
             vocab_size=len(self.tokenizer),
-            mask_share=1.0 if self.replacing else 0.8,
-            random_share=0.0 if self.replacing else 0.1,
+            replacing=self.replacing,
             spans=self.spans,
             starts=starts,
         )

@@ -147,17 +147,15 @@ def mask_tokens(
     mlm_probability: float,
     mask_token_id: int,
     vocab_size: int,
-    mask_share: float = 0.8,
-    random_share: float = 0.1,
+    replacing: bool = False,
     spans: bool = False,
     starts: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose tokens for masked language modelling, and corrupt them.
 
     Each maskable token is chosen with `mlm_probability`; with `spans`, contiguous tokens are chosen together
-    (`choose_spans`). A share `mask_share` of the chosen tokens becomes the mask token, `random_share` a random token of the
-    vocabulary, and the rest stays unchanged: decided for each token, or with `spans` for each span. The default shares are
-    BERT's.
+    (`choose_spans`). Of the chosen tokens, 80% become the mask token (with `replacing` all), 10% a random token of the
+    vocabulary, and the rest stays unchanged, as in BERT: decided for each token, or with `spans` for each span.
 
     Args:
         input_ids: int64 [T], the tokens of any number of texts, in any order; with `spans` one text after the other.
@@ -182,8 +180,8 @@ def mask_tokens(
     labels[chosen] = input_ids[chosen]
     action = uniforms(seed, draws[chosen], positions[deciding_index[chosen]], stream=1)
     random_ids = (uniforms(seed, draws[chosen], positions[chosen], stream=2) * vocab_size).astype(np.int64)
-    corrupted[chosen[action < mask_share]] = mask_token_id
-    is_random = action >= 1.0 - random_share
+    corrupted[chosen[(action < 0.8) | replacing]] = mask_token_id
+    is_random = (action >= 0.9) & (not replacing)
     corrupted[chosen[is_random]] = random_ids[is_random]
     return corrupted, labels
 

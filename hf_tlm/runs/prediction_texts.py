@@ -70,8 +70,7 @@ def predict_texts(
         file = Path(scratch) / "texts.jsonl"
         rows = (dict(zip(columns, pair, strict=True)) for pair in zip(*[iter(texts)] * len(columns), strict=True))
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        chunks = [average_predictions(predictors, chunk) for chunk in unlabelled(str(file), spec)]
-    return [prediction for chunk in chunks for prediction in chunk]
+        return [one for chunk in unlabelled(str(file), spec) for one in average_predictions(predictors, chunk)]
 
 
 def check_texts(texts: Any) -> None:

@@ -179,8 +179,7 @@ class TlmTrainer(SampledTrainer):
     # Not in the constructor: a trainer that only evaluates needs no corpus.
     @cached_property
     def batch_sampler(self) -> InterleavedBatchSampler:
-        args, by_tokens = self.args, self.args.total_batch_tokens is not None
-        corpus = self.corpus_dataset
+        args, corpus, tokens = self.args, self.corpus_dataset, self.args.micro_batch_tokens
         streamed = corpus if isinstance(corpus, StreamedBlocks) else None
         check_data(self.train_dataset, corpus, args.rho1)
         return InterleavedBatchSampler(
@@ -188,8 +187,8 @@ class TlmTrainer(SampledTrainer):
             check_lengths("corpus", text_lengths(None if streamed is not None else corpus), self.model.config),
             corpus_stream=None if streamed is None else partial(ShardStream, streamed),
             rho1=args.rho1,
-            batch_size=None if by_tokens else self._train_batch_size,
-            batch_tokens=args.micro_batch_tokens if by_tokens else None,
+            batch_size=self._train_batch_size if tokens is None else None,
+            batch_tokens=tokens,
             group_by_length=args.layout == "group",
             world_size=args.world_size,
             gradient_accumulation_steps=args.gradient_accumulation_steps,
