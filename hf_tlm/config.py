@@ -49,7 +49,7 @@ RENAMED = {"max_words": "passage_words"}
 # Surrogates, which stand for undecodable bytes, and the null character, which ends a name for the system.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _NO_EFFECT = re.compile(r"^(\w+) .*has no effect", re.DOTALL)
-OTHERS_WAIT = 3.0  # seconds
+OTHERS_WAIT = 10.0  # Seconds; on a busy machine the first process takes some to end.
 _CONTINUE = "Started again, the same command continues from what is on disk."
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 

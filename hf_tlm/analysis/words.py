@@ -165,7 +165,9 @@ def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence
     """
     rows = []
     if taken := [name for name in frequencies if name in _COLUMNS]:
-        raise AnalysisError(f"A subset is called {taken[0]}, like a column of words.csv. Use another name.")
+        raise AnalysisError(
+            f"A subset is called {taken[0]}, like a column of words.csv. Pass another name, as in --subsets mine=FOLDER."
+        )
     for index, word in enumerate(words):
         row = {"word": word.word, "label": word.label, "pmi": word.pmi, "count": word.count}
         row |= {name: shares[index] for name, shares in frequencies.items()}

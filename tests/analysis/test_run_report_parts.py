@@ -8,7 +8,17 @@ import pytest
 from hf_tlm.analysis import AnalysisError
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report import about
-from hf_tlm.analysis.report.blocks import MOST_DOTS, MOST_POINTS, Column, line_chart, make_table, printable, scatter
+from hf_tlm.analysis.report.blocks import (
+    MOST_DOTS,
+    MOST_POINTS,
+    Column,
+    Text,
+    line_chart,
+    make_table,
+    printable,
+    scatter,
+    to_markdown,
+)
 from hf_tlm.analysis.report.compare import Agreement, pair
 from hf_tlm.analysis.report.errors import _precision_and_f1, confusion, fewer_classes
 from hf_tlm.analysis.report.predictions import (
@@ -203,3 +213,9 @@ def test_loss_of_a_regression_has_no_nats(tmp_path):
     for kind, unit in (("regression", "loss"), ("classification", "loss (nats)")):
         run = RunFolder("run", tmp_path, "finetune", {"kind": kind, "metric": "pearson"}, seeds, tmp_path)
         assert [chart.y_label for chart in about.curves(run)] == [unit]
+
+
+def test_names_of_runs_are_no_markup_in_markdown():
+    table = make_table("Rows where *b* is better", [Column("id")], [["x"]])
+    text = to_markdown([Text("*b* minus <a>"), table])
+    assert text.startswith("\\*b\\* minus \\<a\\>\n\n**Rows where \\*b\\* is better**")

@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import escape
 
 from hf_tlm.analysis.arguments import ReportPageArguments
-from hf_tlm.utils.shown import markdown_table
+from hf_tlm.utils.shown import for_markdown, markdown_table
 
 # Control characters, and marks that change the direction of the text after them.
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -253,12 +253,12 @@ def to_markdown(blocks: Iterable[Any]) -> str:
         if isinstance(block, Row):
             parts.append(to_markdown(block.blocks).strip())
         elif isinstance(block, Text):
-            parts.append(block.text)
+            parts.append(for_markdown(block.text, LONGEST))
         elif isinstance(block, Table) and block.rows and not block.searchable:
             texts = sum(column.of == "text" for column in block.columns)
             rows = [[cell.text for cell in row] for row in block.rows]
             table = markdown_table([column.title for column in block.columns], rows, texts)
-            parts.append(f"**{block.caption}**\n\n{table}".strip())
+            parts.append(f"**{for_markdown(block.caption, LONGEST)}**\n\n{table}".strip())
     return "\n\n".join(parts) + "\n"
 
 

@@ -23,7 +23,7 @@ from hf_tlm.hub.repo import is_foreign
 from hf_tlm.retrieval.subset import check_subsets
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.shown import describe_received
+from hf_tlm.utils.shown import describe_received, for_markdown
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArgum
     if compared is None:
         return Findings(title, text, [path])
     tables = to_markdown(compared.blocks)
-    atomic_write(path.with_suffix(".md"), f"# {names}\n\n{tables}")
+    atomic_write(path.with_suffix(".md"), f"# {for_markdown(names)}\n\n{tables}")
     return Findings(title, f"{text}\n\n{tables}", [path, path.with_suffix(".md")])
 
 
