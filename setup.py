@@ -32,6 +32,7 @@ INSTALL = [
     "pyyaml>=6,<7",
     "jinja2>=3,<4",  # model cards
     "tqdm>=4.66.3,<5",
+    "psutil>=6",  # memory that is left; `accelerate` needs it too
     "zstandard>=0.22,<1",  # .zst corpora
     "pyarrow>=24",  # the tokeniser reads its buffers; `datasets` needs it too
     "xxhash>=3.4,<5",  # checksums of indexes; `datasets` needs it too
@@ -53,7 +54,7 @@ DOCS = ["sphinx>=9,<10", "furo>=2025.12", "myst-parser>=5,<6", "sphinx-copybutto
 TEST = [
     *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *EXCEL, *ANALYSIS, *ONNX),
     *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pytest-rerunfailures>=15"),
-    *("hypothesis>=6.100", "psutil>=6", "tensorboard>=2.17"),
+    *("hypothesis>=6.100", "tensorboard>=2.17"),
 ]
 EXTRAS = {
     "stem": STEM,

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,11 +119,17 @@ def test_freed_memory_is_given_back_after_each_evaluation(tmp_path, data, tokeni
     assert len(given_back) == 2
 
 
-@pytest.mark.parametrize(("seconds", "times"), [(60.0, 0), (0.0, 3)])
-def test_freed_memory_is_given_back_from_time_to_time(tmp_path, data, tokenizer, monkeypatch, seconds, times):
+@pytest.mark.parametrize(
+    ("seconds", "if_scarce", "percent", "times"), [(60, 60, 90, 0), (0, 60, 70, 3), (60, 0, 70, 0), (60, 0, 90, 3)]
+)
+def test_freed_memory_is_given_back_from_time_to_time(
+    tmp_path, data, tokenizer, monkeypatch, seconds, if_scarce, percent, times
+):
     given_back = []
     monkeypatch.setattr(base_trainer, "give_back_freed_memory", lambda: given_back.append(True))
     monkeypatch.setattr(base_trainer, "SECONDS_OF_KEPT_MEMORY", seconds)
+    monkeypatch.setattr(base_trainer, "SECONDS_IF_SCARCE", if_scarce)
+    monkeypatch.setattr(base_trainer.psutil, "virtual_memory", lambda: SimpleNamespace(percent=percent))
     trainer(tmp_path, data, tokenizer, max_steps=3, max_length=32).train()
     assert len(given_back) == times
 
