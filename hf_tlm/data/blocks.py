@@ -247,7 +247,7 @@ class BlockShards:
         Yields the number of every shard, existing ones included, as soon as it can be read.
 
         Args:
-                pause: called before every batch of passages; an error that it raises ends the preparation.
+            pause: called before every batch of passages; an error that it raises ends the preparation.
 
         Raises:
             BlocksError, CorpusError, HfTlmError: see `to_dataset`.
