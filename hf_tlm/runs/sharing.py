@@ -187,12 +187,10 @@ def share_seeds(
     folder, complete = partial(seed_folder, args.folder), set[int]()
 
     def is_done(seed: int) -> bool:
-        if (
-            seed not in complete
-            and (record := finished(folder(seed), args, fields=SEED, local=True)) is not None
-            and done(record)
-        ):
-            complete.add(seed)
+        if seed not in complete:
+            record = finished(folder(seed), args, fields=SEED, local=True)
+            if record is not None and done(record):
+                complete.add(seed)
         return seed in complete
 
     if not alone:

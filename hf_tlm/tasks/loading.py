@@ -416,11 +416,7 @@ def _check_label_names(label_names: Any) -> list[str]:
 def _rename_labels(names: tuple[str, ...], new_names: Sequence[str]) -> tuple[str, ...]:
     """Return the new names as a tuple, if they are as many different names, and other ones only for numbered classes."""
     numbered = all(name.isdecimal() for name in names)
-    if (
-        len(set(new_names)) != len(new_names)
-        or len(new_names) != len(names)
-        or not (numbered or set(new_names) == set(names))
-    ):
+    if not (len(set(new_names)) == len(new_names) == len(names) and (numbered or set(new_names) == set(names))):
         hint = "" if numbered else " Classes that are not numbers keep their names: label_names can only reorder them."
         raise TaskError(
             f"label_names: expected {len(names)} different names, for the classes {', '.join(names):.200} in this order; "
