@@ -290,7 +290,10 @@ def check_models(names: Iterable[str]) -> None:
     """Check that every model is a local path or may be the id of a Hub repository, or raise a ModelError."""
     for name in names:
         if not os.path.exists(name) and find_repo(name, "model") is None:
-            raise ModelError(f"Model {name!r} not found: expected the folder of a finished run, or a Hub id (owner/name).")
+            raise ModelError(
+                f"Model {name!r} not found: expected the folder of a finished run, or a Hub id (owner/name)."
+                f"{suggested_path(name)}"
+            )
 
 
 def check_exportable(folder: Path) -> None:

@@ -429,7 +429,7 @@ def _check_output_path(path: Path, data: str, folders: Sequence[Path]) -> None:
     """Check that predictions overwrite neither the data nor a file of a model, or raise an ArgumentsError."""
     output_path = path.resolve()
     if Path(data).is_file() and output_path == Path(data).resolve():
-        raise ArgumentsError(f"predict_output {path} is the file to predict on. Choose another path.")
+        raise ArgumentsError(f"Predictions cannot be written to {path}: it is the file to predict on. Choose another path.")
     for folder in map(Path.resolve, folders):
         if not output_path.exists() or folder not in output_path.parents:
             continue
@@ -440,7 +440,7 @@ def _check_output_path(path: Path, data: str, folders: Sequence[Path]) -> None:
         elif len(name.parts) == 1:
             is_run_file |= any(fnmatch(name.name, glob) for glob in FILES)
         if is_run_file:
-            raise ArgumentsError(f"predict_output {path} is a file of the run. Choose another path.")
+            raise ArgumentsError(f"Predictions cannot be written to {path}: it is a file of the run. Choose another path.")
 
 
 def _check_classes(num_labels: int | None, source: Source) -> None:

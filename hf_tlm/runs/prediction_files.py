@@ -127,8 +127,8 @@ def _check_replaceable(path: Path, format: str) -> None:
     if names != [] and "prediction" not in (names or ()):
         content = f"a table with the columns {', '.join(map(str, names)):.200}" if names else "not a readable table"
         raise ArgumentsError(
-            f"predict_output {path} exists and has no predictions: it is {content}, and would be lost. Choose another path, "
-            "or move the file."
+            f"{path} exists and has no predictions: it is {content}, and would be lost. Choose another path, or move the "
+            "file."
         )
 
 
@@ -192,9 +192,7 @@ class PredictionFile(contextlib.ExitStack):
         self.task = glue_task(spec.name) if predict_format == "glue" else None
         self.path = path / GLUE_FILES[self.task] if self.task else path
         if self.path.is_dir():
-            raise ArgumentsError(
-                f"Predictions are written to a file, but {self.path} is a folder. Choose another --predict_output."
-            )
+            raise ArgumentsError(f"Predictions are written to a file, but {self.path} is a folder. Choose another path.")
         self.format = format_of(path, predict_format)
         check_format(self.format, spec, label_names)
         if self.format == "xlsx":

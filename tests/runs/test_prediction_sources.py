@@ -162,10 +162,10 @@ def test_bad_rows_are_dropped_from_the_output_table(tlm, tmp_path):
 
 def test_output_over_the_input_or_the_run_is_refused(tlm, tmp_path):
     data = _csv(tmp_path / "in.csv")
-    with pytest.raises(ArgumentsError, match="is the file to predict on"):
+    with pytest.raises(ArgumentsError, match="^Predictions cannot be written to .*it is the file to predict on"):
         predict(str(tlm[0]), data, data, **CPU)
     (tmp_path / "link.csv").symlink_to(data)
-    with pytest.raises(ArgumentsError, match="is the file to predict on"):
+    with pytest.raises(ArgumentsError, match="^Predictions cannot be written to .*it is the file to predict on"):
         predict(str(tlm[0]), data, tmp_path / "link.csv", **CPU)
     stock = tmp_path / "stock"
     shutil.copytree(tlm[0] / "seed-0" / "model", stock)
@@ -258,7 +258,7 @@ def test_models_that_cannot_predict_are_refused(tmp_path, tokenizer):
         stock(
             tmp_path / "multi", tokenizer, AutoModelForSequenceClassification, problem_type="multi_label_classification"
         ): "multi-label., which is not supported",
-        str(tmp_path / "nowhere"): "expected the folder of a finished run, or a Hub id",
+        str(tmp_path / "multy"): "expected the folder of a finished run, or a Hub id.*Did you mean .*/multi[?]",
     }
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/settings.json").write_text("{}")
