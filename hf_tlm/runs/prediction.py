@@ -27,7 +27,7 @@ from hf_tlm.corpora.tables import strip_compression
 from hf_tlm.data import load_tokenizer
 from hf_tlm.hub.repo import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
-from hf_tlm.models.loading import reading
+from hf_tlm.models.loading import check_positions, reading
 from hf_tlm.models.onnx_session import OnnxModel, check_dtypes
 from hf_tlm.runs.arguments import MACHINE_OPTIONS, PredictArguments
 from hf_tlm.runs.averaging import average, check_alike, model_names
@@ -121,7 +121,8 @@ def predict(
         The path of the written file.
 
     Raises:
-        ModelError: the folder holds no model that predicts, or its files do not match; see `check_alike`.
+        ModelError: the folder holds no model that predicts, its files do not match, or it has fewer positions than
+            `max_length`; see `check_alike`.
         ArgumentsError: the format is unknown or not for this task; `output` is a folder, the data, a file of a model, or a
             table without predictions, or cannot be written.
         TaskError: see `unlabelled`.
@@ -239,6 +240,7 @@ class _HeadPredictor(Predictor):
         self.kind = kind_module(source.spec.kind)
         self.tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=False)
         self.model = load_finetuned(source.folder, source.spec.kind, args, trust_remote_code)
+        check_positions(self.model.config, str(source.folder), args.max_length)
         _check_classes(self.model.config.num_labels, source)
         if source.stock:
             set_token_types(self.tokenizer, self.model.config)
@@ -265,8 +267,14 @@ class _OnnxPredictor(Predictor):
         self.collate = partial(self.kind.collate, self.tokenizer)
         with reading("the config in", source.folder):  # It may come from an untrusted source.
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
+<<<<<<< HEAD
         self.model = nn.Module()  # It carries the config; the logits are computed by the graph.
         vars(self.model).update(config=config, device=torch.device("cpu"))
+=======
+        check_positions(config, str(source.folder), args.max_length)
+        self.model: nn.Module = _ConfigModule(config)
+        super().__init__(args, self.model)
+>>>>>>> 462a92e1 (predict refuses a max_length above the positions of a model, or without effect on a prompt)
         parameters = (find_object(source.folder / EXPORT_FILE) or {}).get("parameters")
         super().__init__(args, parameters if isinstance(parameters, int) else 0)  # An export of other tools says none.
         _check_classes(config.num_labels, source)
@@ -385,7 +393,7 @@ def find_sources(
 
     Raises:
         ModelError: a model is an export and the backend torch, or several cannot be averaged; see also `find_source`.
-        ArgumentsError: there is no such backend or dtype, or `max_length` is given for linear models alone.
+        ArgumentsError: there is no such backend or dtype, or `max_length` is given for models whose length is fixed.
     """
     if backend not in ("torch", "onnx"):
         raise ArgumentsError(f"backend must be torch or onnx; received {backend!r:.60}.")
@@ -397,8 +405,9 @@ def find_sources(
             raise ModelError(f"{name} is an export, which needs onnxruntime. Pass --backend onnx.")
     if len(names) > 1:
         check_alike(names, sources)
-    if max_length is not None and all(one.linear for one in sources):
-        raise ArgumentsError("max_length has no effect: a linear model reads complete texts. Remove it.")
+    if max_length is not None and all(one.linear or one.prompted for one in sources):
+        cause = "a linear model reads complete texts" if sources[0].linear else "a prompt has the length of its training"
+        raise ArgumentsError(f"max_length has no effect: {cause}. Remove it.")
     return sources
 
 

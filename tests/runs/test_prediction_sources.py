@@ -206,6 +206,9 @@ def test_few_shot_run_predicts(tmp_path, method):
     for one, other in zip(found, expected, strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-4)
     assert find_source(str(tmp_path / "out")).arguments["max_length"] == 32
+    if method == "prompt":
+        with pytest.raises(ArgumentsError, match="max_length has no effect: a prompt has the length of its training"):
+            predict(str(tmp_path / "out"), str(tmp_path / "in.csv"), tmp_path / "out.jsonl", max_length=8, **CPU)
 
 
 def stock(folder, tokenizer, auto_class, model_type="bert", **changes):

@@ -410,6 +410,9 @@ def test_exported_max_length_is_used_for_predictions(run, exported, graph, texts
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)
     with pytest.raises(ModelError, match=r"max_length 4,?000 is more than the \d+ positions of .*Set --max_length"):
         export_onnx(str(run), tmp_path / "long", dtypes=["fp32"], max_length=4000)
+    for folder, backend in ((run, "torch"), (made.folder, "onnx")):  # The error came with the first longer text.
+        with pytest.raises(ModelError, match=r"max_length 41 is more than the 40 positions of .*Set --max_length"):
+            predict(str(folder), texts, tmp_path / "long.jsonl", backend=backend, max_length=41)
 
 
 def test_default_output_folder(tmp_path):
