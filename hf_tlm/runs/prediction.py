@@ -267,14 +267,9 @@ class _OnnxPredictor(Predictor):
         self.collate = partial(self.kind.collate, self.tokenizer)
         with reading("the config in", source.folder):  # It may come from an untrusted source.
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
-<<<<<<< HEAD
+        check_positions(config, str(source.folder), args.max_length)
         self.model = nn.Module()  # It carries the config; the logits are computed by the graph.
         vars(self.model).update(config=config, device=torch.device("cpu"))
-=======
-        check_positions(config, str(source.folder), args.max_length)
-        self.model: nn.Module = _ConfigModule(config)
-        super().__init__(args, self.model)
->>>>>>> 462a92e1 (predict refuses a max_length above the positions of a model, or without effect on a prompt)
         parameters = (find_object(source.folder / EXPORT_FILE) or {}).get("parameters")
         super().__init__(args, parameters if isinstance(parameters, int) else 0)  # An export of other tools says none.
         _check_classes(config.num_labels, source)
