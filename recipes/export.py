@@ -26,6 +26,7 @@ from hf_tlm.runs.arguments import check_exportable, check_models, missing_texts_
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import option
+from hf_tlm.utils.shown import suggested_path
 
 
 @dataclass
@@ -61,9 +62,8 @@ def main() -> None:
     if task is None and args.without_texts:
         first = args.model_name_or_path[0]
         if not os.path.exists(first):
-            raise missing_texts_error(
-                args.without_texts, f"There is no local folder {first}, and a model on the Hub names no task. "
-            )
+            why = f"There is no local folder {first}, and a model on the Hub names no task.{suggested_path(first)} "
+            raise missing_texts_error(args.without_texts, why)
         try:
             task, place = analysis.task_of_run(first)
         except HfTlmError as error:

@@ -101,6 +101,12 @@ def test_invalid_option_is_refused_in_one_line(arguments, words):
             ["export", "--model_name_or_path", "runs/nix"],
             "There is no local folder runs/nix, and a model on the Hub names no task. Pass --task",
         ),
+        (
+            ["export", "--model_name_or_path", "./baseline/linear"],
+            "Model './baseline/linear' not found: expected the folder of a finished run, or a Hub id (owner/name). Did you "
+            "mean baselines?",
+        ),
+        (["export", "--model_name_or_path", "runs/tikets"], "names no task. Did you mean runs/tickets? Pass --task"),
         (["export", "--model_name_or_path", "export"], "export is itself an export and has no weights. Pass the model from"),
         (["export", "--model_name_or_path", "baselines"], "baselines is a linear model, which has no graph to export"),
         (["predict", "--model_name_or_path", "./nix", "--data", __file__], "Model './nix' not found: expected the folder"),
@@ -112,7 +118,7 @@ def test_invalid_option_is_refused_in_one_line(arguments, words):
 )
 def test_mistaken_folder_is_reported_before_heavy_imports(command, words, tmp_path):
     """Importing torch and datasets takes seconds."""
-    for file in ("export/export.json", "baselines/linear/linear.json"):
+    for file in ("export/export.json", "baselines/linear/linear.json", "runs/tickets/config.json"):
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text("{}")
     program = (
