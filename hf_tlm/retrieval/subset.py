@@ -81,6 +81,7 @@ class Subset:
     manifest: dict[str, Any]
 
     def __post_init__(self):
+        self._told_of: str | None = None  # The fingerprint of the other task that was warned about.
         if not hasattr(self.dataset, "with_format"):
             received, replacement = kind_of(self.dataset), dataset_of(self.dataset)
             raise RetrievalError(f"dataset: expected a datasets.Dataset; received {received}. Pass {replacement}.")
@@ -283,7 +284,7 @@ class Subset:
         return [(query, rows["text"][row], rows["score"][row]) for query, row in zip(queries, rows_with_query, strict=True)]
 
     def tell_of_other_task(self, task: Task) -> None:
-        """Warn if the subset is known to have been retrieved for other data than the task's, or for other splits of them.
+        """Warn, once, if the subset is known to have been retrieved for other data than the task's, or for other splits.
 
         It was then decontaminated against the validation and test texts of that other task.
 
@@ -292,7 +293,8 @@ class Subset:
         """
         check_task(task)
         made_for = self.manifest["task"]
-        if made_for["fingerprint"] not in (None, task.fingerprint):
+        if made_for["fingerprint"] not in (None, task.fingerprint) and self._told_of != task.fingerprint:
+            self._told_of = task.fingerprint
             logger.warning(
                 "The subset was retrieved for %s (fingerprint %s), not for %s (fingerprint %s): validation and test texts "
                 "may be among its passages. Retrieve it with this task's options.",
