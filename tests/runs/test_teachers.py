@@ -947,15 +947,15 @@ def test_doubts_about_a_teacher(tmp_path):
     assert "--teacher_passages 0" in doubts(marked)[0]
     bad = {**marked, "model": "it", "held_out_accuracy": 0.41, "subset_by_class": {"a": 95, "b": 5}}
     (tmp_path / "teacher.json").write_text(json.dumps(bad))
-    shown = teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+    shown = teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, best_seed=None, record={"teacher": bad}))
     for left_out in ("model", "largest_class"):  # A file that the report did not write.
         (tmp_path / "teacher.json").write_text(json.dumps({k: v for k, v in bad.items() if k != left_out}))
         if left_out == "model":
             with pytest.raises(AnalysisError, match="model must be a text"):
-                teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+                teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, best_seed=None, record={"teacher": bad}))
         else:
             assert (
-                teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+                teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, best_seed=None, record={"teacher": bad}))
                 .blocks[0]
                 .text.startswith("it; 6")
             )
