@@ -119,7 +119,7 @@ def test_interrupted_run_resumes_to_the_same_result(whole, task, checkpoint, tmp
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "out", task, checkpoint, **options)
     assert len(list((tmp_path / "out").glob("split-*/lr*/results.json"))) == 1
-    monkeypatch.setattr(Prompted, "score", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Prompted, "logits", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "out", task, checkpoint, **options)
     # 4 steps; 2 and an interrupted one; and 2 from the checkpoint of step 2.
