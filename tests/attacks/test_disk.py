@@ -102,7 +102,7 @@ def raise_case(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_recipe_ends_with_one_line(case):
-    assert_refused(call(raise_case, case), disk_problem(CASES[case][0]).partition(" (")[0], "run the same command")
+    assert_refused(call(raise_case, case), disk_problem(CASES[case][0]).partition(" (")[0], "the same command continues")
 
 
 def test_full_cache_is_named(tmp_path, monkeypatch, made_toys):
