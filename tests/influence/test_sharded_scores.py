@@ -97,14 +97,6 @@ def test_tasks_of_slurm_give_the_same_files(rows, scorer, expected, tmp_path):
     assert files(tmp_path / "work") == expected and len(expected) == 7
 
 
-@pytest.mark.slow
-def test_tasks_of_ray_give_the_same_files(rows, scorer, expected, tmp_path):
-    pytest.importorskip("ray", reason="NO RAY CLUSTER TESTED: pip install 'hf-tlm[ray]'")
-    sharding = Sharding(3, "ray", workers=2, options={"mem_per_cpu_gb": 0.1})
-    score_sharded(*rows, scorer, sharding, tmp_path / "work", task_batch_size=5)
-    assert files(tmp_path / "work") == expected and len(expected) == 7
-
-
 @pytest.mark.parametrize("then", [HERE, Sharding(9, "local", workers=1), None], ids=["same", "other shards", "in process"])
 def test_killed_scoring_resumes(rows, scorer, expected, tmp_path, monkeypatch, then):
     scored_rows, work = [], tmp_path / "work"
