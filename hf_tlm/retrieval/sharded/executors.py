@@ -276,8 +276,8 @@ class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
                     "run again."
                 ) from error
             job = self.job_id
-            self.logging_dir.pipe_file("job.json", json.dumps(job).encode())
         try:
+            self.logging_dir.pipe_file("job.json", json.dumps(job).encode())
             while self.incomplete() and in_queue(job):
                 time.sleep(SLURM_POLL)
         except KeyboardInterrupt:
