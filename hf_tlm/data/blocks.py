@@ -247,6 +247,7 @@ class BlockShards:
         Yields the number of every shard, existing ones included, as soon as it can be read.
 
         Args:
+            progress: whether to show a progress bar.
             pause: called before every batch of passages; an error that it raises ends the preparation.
 
         Raises:

@@ -221,7 +221,12 @@ class Cropper:
             )
 
     def __call__(self, texts: list[dict], special: np.ndarray) -> list[dict]:
-        """Return cropped texts (see `TlmCollator`): `input_ids`, and their `token_type_ids`; special: bool [V]."""
+        """Return the cropped texts: `input_ids`, and `token_type_ids` if the texts have them.
+
+        Args:
+            texts: rows with `input_ids`, `draw` and optionally `token_type_ids`, see `TlmCollator`.
+            special: bool [V], which tokens are special.
+        """
         draws = np.array([text["draw"] for text in texts], dtype=np.int64)
         start_uniforms = uniforms(self.seed, draws, np.zeros_like(draws), stream=4)
         return [self._crop(text, special, start_uniform) for text, start_uniform in zip(texts, start_uniforms, strict=True)]

@@ -49,6 +49,8 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
     """Log a warning if truncation at `max_length` drops more than `MAX_CUT_SHARE` of the tokens.
 
     Args:
+        what: name of the texts in the warning.
+        texts: a sample of them.
         advice: what to do, a sentence; `{words}` in it is replaced by the number of words that fill the length.
     """
     share, words = measure_cut(texts, tokenizer, max_length)
@@ -83,7 +85,14 @@ def told_once(*names: str) -> Iterator[None]:
 
 
 def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: str) -> None:
-    """Check that at most `MAX_UNKNOWN` of the tokens of a sample of texts are unknown ([UNK]), or raise a TokenizerError."""
+    """Check on a sample of texts that the tokenizer knows their words.
+
+    Args:
+        name: name of the tokenizer, as the user gave it.
+
+    Raises:
+        TokenizerError: more than `MAX_UNKNOWN` of the sample's tokens are unknown ([UNK]).
+    """
     if tokenizer.unk_token_id is None:
         return
     sample = [text[:SAMPLE_CHARACTERS] for text in islice(texts, SAMPLE_TEXTS)]

@@ -41,6 +41,9 @@ class TokenizerError(HfTlmError):
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) -> None:
     """Check that a tokenizer has the special tokens that training needs.
 
+    Args:
+        masking: whether it is for masked language modelling.
+
     Raises:
         TokenizerError: it is not a tokenizer, has no padding token, or has no mask token although `masking`.
     """
@@ -71,6 +74,9 @@ def load_tokenizer(
     name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False, masking: bool = True
 ) -> PreTrainedTokenizerBase:
     """Load a tokenizer from a folder, or from a Hub id, optionally with `@revision`.
+
+    Args:
+        masking: whether it is for masked language modelling.
 
     Raises:
         HubError: see `checkpoint_folder`.
@@ -244,6 +250,7 @@ def kept_tokenizer(
     """Load the tokenizer of a sealed folder, after creating it if it is missing or damaged.
 
     Args:
+        make: creates the tokenizer.
         unsealed: accept a tokenizer without a seal too, as older versions wrote it.
 
     Raises:
@@ -266,6 +273,7 @@ def tokenize(
 
     Args:
         dataset: columns `text`, optionally `text_pair`, and `label` or `labels`; other columns are dropped.
+        description: label of the progress bar.
         all_types: keep the token types of single texts too, which XLNet needs: they mark its [CLS].
 
     Returns:

@@ -54,7 +54,10 @@ class WordPieceEncoder:
         """Return the `input_ids` of texts, or of pairs of texts, truncated at the end to `max_length` tokens.
 
         Of a pair the longer text is truncated first, as by `truncation=True` in transformers. Special tokens are included.
-        The result is None if there is no room for other tokens. With `type_ids` it has `token_type_ids` too.
+        The result is None if there is no room for other tokens.
+
+        Args:
+            type_ids: return `token_type_ids` too.
         """
         template = self._single if pairs is None else self._pair
         room = max_length - template.num_special
@@ -130,7 +133,11 @@ def _truncate_pair(first: list[int], second: list[int], room: int) -> list[list[
 
 @functools.lru_cache(maxsize=4)
 def word_piece_encoder(settings: str) -> WordPieceEncoder | None:
-    """Return the encoder of a tokenizer.json's content, with its memory; None for one whose words are not independent."""
+    """Return the encoder of a tokenizer, with what it remembers; None for a tokenizer whose words are not independent.
+
+    Args:
+        settings: the content of the tokenizer's `tokenizer.json`.
+    """
     parts = json.loads(settings)
     normalizer = parts["normalizer"] or {"type": "BertNormalizer", "lowercase": False}
     kinds = (parts["model"].get("type"), normalizer["type"], (parts["pre_tokenizer"] or {}).get("type"))

@@ -308,7 +308,10 @@ def check_exportable(folder: Path) -> None:
 
 
 def check_data(name: str, data: str | None) -> None:
-    """Check that `data` is None, a file, or may be the id of a dataset on the Hub, or raise an ArgumentsError."""
+    """Check that `data` is None, a file, or may be the id of a dataset on the Hub, or raise an ArgumentsError.
+
+    name: the option's, for the message.
+    """
     if data is not None and not os.path.isfile(data):
         if os.path.exists(data):
             raise ArgumentsError(f"{name}: expected a file or a dataset on the Hub; {data} is not a file.")

@@ -72,7 +72,10 @@ def shown_member(name: str) -> str:
 
 
 def check_alike(names: Sequence[str], sources: Sequence[Source]) -> None:
-    """Check that models have one kind of task and the same classes and text columns, or raise a ModelError."""
+    """Check that models have one kind of task and the same classes and text columns, or raise a ModelError.
+
+    names: the models as the user gave them, for the message.
+    """
     first, shown_names = sources[0], [shown_member(name) for name in names]
     for name, source in zip(shown_names, sources, strict=True):
         is_masked_lm = source.prompted or source.fills_masks
@@ -117,6 +120,10 @@ def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = REPAIR_ADVI
 
 def read_average(seeds: Sequence[Path], split: str, advice: str = REPAIR_ADVICE) -> list[dict[str, Any]] | None:
     """Return the average of the saved predictions of several seeds for a split; those of a single seed as they are.
+
+    Args:
+        seeds: their folders.
+        advice: what to do about a damaged file, for the message.
 
     Returns:
         One dict per row; None where a seed has no predictions for the split.
@@ -171,6 +178,11 @@ def baseline_entries(
 ) -> dict[str, Any]:
     """Return the entries of `results.json` that compare a run with the baselines.
 
+    Args:
+        run: its folder, with the predictions of its seeds.
+        records: the records of its seeds.
+        baselines: the baselines as `to_beat` returns them.
+
     Returns:
         baselines: those given, where the linear model also has the run's `lead`: split -> `Lead` of the mean over seeds, in
             the task's metric. with_linear: split -> `aggregate` of the scores of each seed's model averaged with the linear
@@ -216,6 +228,8 @@ def class_indices(task: Task, predictions: Predictions) -> list[int]:
 
 def seed_predictions(task: Task, seeds: Sequence[Path], split: str) -> list[dict[str, Any]] | None:
     """Return the averaged predictions of several seeds' models for a split, in the order of its rows.
+
+    seeds: their folders.
 
     Returns:
         None where a seed has no predictions for the split or not one per row, where they name a class that the task lacks,

@@ -270,7 +270,9 @@ class _Fitted:
 def _choose_linear_model(task: Task, max_n: int, progress: tqdm, others: int) -> _Fitted:
     """Fit a model with every setting, or a part of them with many classes; return the one best on validation.
 
-    others: number of models that are fitted later, which `progress` counts too.
+    Args:
+        progress: bar of all models, whose total is set here.
+        others: number of models that are fitted later.
     """
     metric, references = load_metric(task.metric), np.asarray(task.validation["label"][:])
     # With equally frequent classes, every balanced weight is 1.

@@ -54,7 +54,10 @@ def seed_statistics(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str
 
 
 def choose(points: Sequence[Mapping[str, Any]], metric: str, select_by: str) -> Mapping[str, Any]:
-    """Return the finished point with the highest validation score, aggregated by `select_by`; of ties the first."""
+    """Return the finished point with the highest validation score, aggregated by `select_by`; of ties the first.
+
+    metric: the task's, whose scores are compared.
+    """
     finished = [point for point in points if "validation" in point]
     return max(finished, key=lambda point: point["validation"][metric][select_by])
 
@@ -243,7 +246,10 @@ def run_grid(
 
 
 def _check_values(grid: Grid, args: FinetuneArguments) -> None:
-    """Raise a GridError for values whose points would differ in name only, and for options without effect on a grid."""
+    """Check a grid's values, or raise a GridError.
+
+    Refused are values whose points would differ in name only, and options that have no effect on a grid.
+    """
     if seeds := {"seed", "seeds"}.intersection(grid.values):
         raise GridError(
             f"A grid cannot vary {', '.join(seeds)}: every point is run with each of the seeds. Pass --seeds, or seeds "
@@ -298,6 +304,11 @@ class _PointRun:
 def _create_runs(
     points: Sequence[Mapping[str, Any]], checkpoint: CheckpointArguments, args: FinetuneArguments, seeds: list[int]
 ) -> list[_PointRun]:
+    """Return the runs of the points.
+
+    Raises:
+        ArgumentsError: a value is invalid, or cannot be combined with the others.
+    """
     runs = []
     for point in points:
         folder = str(args.folder / POINTS / point_name(point))
@@ -315,7 +326,10 @@ def _create_runs(
 
 
 def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:
-    """Copy the chosen point's model, card and results to `output_dir`, write the table, and last `grid.json`."""
+    """Copy the chosen point's model, card and results to `output_dir`, and write the table.
+
+    `grid.json` is written last: it marks the folder as complete.
+    """
     # An old one, of another grid or from before a kill, would mark a half-written folder as complete.
     (output_dir / GRID_FILE).unlink(missing_ok=True)
     copy_best_model(seed_folder(chosen.output_dir, chosen.best["seed"]) / "model", output_dir)

@@ -365,6 +365,9 @@ def check_predictable(
 ) -> None:
     """Check before a training what `predict` checks at its end: the format, the output path, and the first rows of the data.
 
+    Args:
+        separator: see `predict_after`.
+
     Raises:
         ArgumentsError, TaskError: see `predict`.
     """
@@ -385,6 +388,10 @@ def find_sources(
     names: Sequence[str], backend: str, onnx_dtype: str, *, max_length: int | None, **options: Any
 ) -> list[Source]:
     """Find the models, and check that the backend can run them and that several can be averaged.
+
+    Args:
+        backend, onnx_dtype, max_length: see `predict`.
+        options: further arguments of `find_source`.
 
     Raises:
         ModelError: a model is an export and the backend torch, or several cannot be averaged; see also `find_source`.

@@ -227,7 +227,12 @@ class PredictionFile(contextlib.ExitStack):
     def add(
         self, rows: Dataset, predictions: Sequence[Mapping[str, Any]], source: Mapping[str, Sequence[Any]] | None = None
     ) -> None:
-        """Write the predictions for the next rows, in tables behind the columns of the input, `source`."""
+        """Write the predictions for the next rows.
+
+        Args:
+            rows: the rows, with the columns of the task.
+            source: the columns of the input for these rows.
+        """
         if self.task:
             lines = (f"{self.num_rows + i}\t{glue_value(self.task, p['prediction'])}\n" for i, p in enumerate(predictions))
             self._write("".join(lines))

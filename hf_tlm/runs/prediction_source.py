@@ -125,7 +125,11 @@ def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> Task
 
 
 def _find_best_split(folder: Path) -> Path | None:
-    """Return the model folder of the few-shot split that is best on validation; None for folders of other runs."""
+    """Return the model folder of the few-shot split that is best on validation; None for folders of other runs.
+
+    Raises:
+        ModelError: it is a few-shot run without training, which has no model.
+    """
     if (folder / "config.json").exists() or not (folder / RESULTS_FILE).is_file():
         return None
     record = read_object(folder / RESULTS_FILE)

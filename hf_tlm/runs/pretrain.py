@@ -266,7 +266,10 @@ def _train(
 def _prepare_blocks(
     shards: BlockShards, args: PretrainArguments, block_args: BlockArguments
 ) -> Iterator[Dataset | StreamedBlocks]:
-    """Yield the blocks of the corpus, which the first process of a machine prepares, with `streaming_blocks` meanwhile."""
+    """Yield the blocks of the corpus, which the first process of each machine prepares.
+
+    With `streaming_blocks` they are read while that process prepares the next ones; otherwise all are prepared first.
+    """
     if not block_args.streaming_blocks:
         if args.local_process_index > 0:
             shards.wait()
@@ -301,8 +304,10 @@ def _load_or_train_tokenizer(
 def _sample_texts(corpus: Corpus, count: int, validation_share: float, max_passages: int | None = None) -> list[str]:
     """Choose at most `count` texts that are not held out: those whose ids have the smallest hashes.
 
-    The choice, from the first `max_passages`, does not depend on the order of the corpus's files, and only the chosen texts
-    are held in memory.
+    The choice does not depend on the order of the corpus's files, and only the chosen texts are held in memory.
+
+    Args:
+        max_passages: choose from that many first passages only.
     """
     # The hash has another seed than that of held-out passages, which are chosen by a bound on their hash.
     heap: list[tuple[int, str]] = []

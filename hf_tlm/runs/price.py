@@ -190,6 +190,7 @@ def _measure_times(
 
     Args:
         create_pass: (number of texts, length in tokens) -> a function that runs one forward pass on such a batch.
+        longest: longer texts are left out.
         tokens: number of tokens in a batch; None: a batch has `BATCH` texts.
     """
     times: dict[str, Any] = {"milliseconds": {}, "texts_per_second": {}}

@@ -136,7 +136,12 @@ def command_line() -> str:
 
 
 def logits_to_predictions(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Convert logits, float [N, C], to {"prediction": class, "probabilities": {class: probability}} for each row."""
+    """Convert logits to {"prediction": name of the class, "probabilities": {name: probability}} for each row.
+
+    Args:
+        logits: float [N, C].
+        names: the names of the classes.
+    """
     return [
         {
             "prediction": names[int(row.argmax())],
@@ -227,7 +232,10 @@ def _check_scores(scores: Any, figure: Any) -> None:
 
 
 def _deviation(values: Sequence[float]) -> float | None:
-    """Return the sample standard deviation; None for one value, NaN if one is not finite, where `statistics.stdev` fails."""
+    """Return the sample standard deviation; None for a single value.
+
+    It is NaN where a value is not finite, such as the loss of a diverged model, for which `statistics.stdev` fails.
+    """
     if len(values) < 2:
         return None
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
@@ -362,7 +370,9 @@ def _format_seeds_score(score: Mapping[str, Any], figure_name: str | None) -> st
 def baseline_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the printed lines on the baselines, and on the score of the run averaged with the linear model.
 
-    record: the record of the run, with `metric`, and optionally `baselines` and `with_linear`.
+    Args:
+        record: the record of the run, with `metric`, and optionally `baselines` and `with_linear`.
+        summary: the run's summary.
     """
     lines, metric = [], record["metric"]
     if averaged := record.get("with_linear"):
@@ -396,7 +406,12 @@ def to_beat_line(baselines: Sequence[Mapping[str, Any]], metric: str, summary: M
 
 
 def _format_lead(difference: float, lead: Mapping[str, float] | None) -> str | None:
-    """Return a clause on a run's lead (the fields of `Lead`, if it was computed) over the linear model, or None."""
+    """Return a clause on a run's lead over the linear model, or None.
+
+    Args:
+        difference: the run's score minus the linear model's; -0.02 for two points behind it.
+        lead: the fields of the run's `Lead`, where it was computed.
+    """
     if difference == 0:
         return "the linear model has the same score"
     ahead = "the linear model is ahead" if difference < 0 else "the run is ahead of the linear model"

@@ -161,7 +161,10 @@ def run_tlm(
 
 
 def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_args: ModelArguments) -> list[Run]:
-    """Run TLM once per round in `round-<n>/`; the teacher of a later round is the average of the previous round's seeds."""
+    """Run TLM once per round in `round-<n>/`; the teacher of a round is the average of the previous round's seeds.
+
+    The first round has the given teacher, or no teacher where the run is to teach itself.
+    """
     output_dir, runs, teacher = args.folder, [], args.teacher
     if args.taught_by_itself and args.teacher_marks and subset is not None:
         asked_passages(task, subset.dataset, args)  # Missing marks raise an error before the first round, not after it.

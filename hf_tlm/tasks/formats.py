@@ -118,7 +118,15 @@ def _column_index(path: Path, name: str, is_conllu: bool) -> int:
 def _check_width(
     path: Path, number: int, cells: list[str], width: int | None, indices: dict[str, int], names: dict[str, str]
 ) -> int:
-    """Return the number of columns of a line if it is `width`, that of the lines before (None for the first line)."""
+    """Check the number of columns of a line, and return it.
+
+    Args:
+        number: line number, for messages.
+        width: the number of columns of the lines before; None for the first.
+
+    Raises:
+        TaskError: the number differs; or the first line is a header, or lacks a column of a role.
+    """
     if width is None:
         width = len(cells)
         if cells[0].lower() in _WORD_HEADERS and _TAG_HEADERS & {cell.lower() for cell in cells[1:]}:

@@ -163,7 +163,11 @@ def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revis
 
 
 def _without_formats(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Return datasets by split with their formats removed; a single dataset gets the key `TABLE`."""
+    """Return datasets by split with their formats removed; a single dataset gets the key `TABLE`.
+
+    Raises:
+        TaskError: `data` are no datasets, or have a transform.
+    """
     splits = {TABLE: data} if isinstance(data, Dataset) else data
     if not isinstance(splits, Mapping) or (
         not_datasets := [value for value in splits.values() if not isinstance(value, Dataset)]
@@ -196,7 +200,11 @@ def _dataset_name(data: Any) -> str:
 def _hold_out_splits(
     spec: TaskSpec, splits: Mapping[str, Dataset], shares: Mapping[str, float | None]
 ) -> tuple[dict[str, Dataset], dict[str, float], dict[str, list[int]]]:
-    """Return all splits, the shares of those held out of a table or of train, and the indices of their rows in it."""
+    """Hold out splits of a table or of train.
+
+    Returns:
+        All splits, the shares of those held out, and for each split the indices of its rows in the table or in train.
+    """
     for split, share in shares.items():
         if share and split in splits:
             raise TaskError(f"{split}_share {share:g}: {spec.name} already has a {split} split. Remove the option.")
@@ -216,7 +224,11 @@ def _replace_given(spec: TaskSpec, **changes: Any) -> TaskSpec:
 
 
 def _find_spec(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
-    """Find the spec for a registered name, a local path or a Hub id, in this order; and whether the task is registered."""
+    """Find the spec for a registered name, a local path or a Hub id, in this order; and whether the task is registered.
+
+    Raises:
+        TaskError: the name is none of these.
+    """
     if task in TASKS and (TASKS[task].path or not Path(task).is_dir()):
         if Path(task).exists():
             logger.warning(
@@ -337,7 +349,11 @@ def _select_usable(
     row_numbers: Mapping[str, Sequence[int]],
     drop_bad_rows: bool,
 ) -> tuple[dict[str, Dataset], dict[str, dict[str, int]]]:
-    """Return the usable rows of each split; and for each split the number of rows that were left out, by reason."""
+    """Return the usable rows of each split; and for each split the number of rows that were left out, by reason.
+
+    Raises:
+        TaskError: there are unusable rows, and `drop_bad_rows` is false, or a split has no others.
+    """
     problems: list[str] = []
     reasons: set[str] = set()
     checked, dropped = {}, {}
@@ -389,7 +405,14 @@ def _build_report(
 
 
 def _sample_split(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Dataset:
-    """Return a stratified sample of a split; `option` gives the size."""
+    """Return a stratified sample of a split.
+
+    Args:
+        option: name of the option that gives the size, for messages.
+
+    Raises:
+        TaskError: there are more classes than `size`.
+    """
     hashes = np.array([content_hash(content) for content in kind_module(spec.kind).content(rows)])
     groups = strata(rows, spec.kind, hashes)
     if spec.kind == "classification" and size < (classes := len(np.unique(groups))):
@@ -402,6 +425,11 @@ def _sample_split(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Data
 
 
 def _check_label_names(label_names: Any) -> list[str]:
+    """Return the given class names as a list.
+
+    Raises:
+        TaskError: they are anything else than strings in an order.
+    """
     if isinstance(label_names, (str, Mapping)) or not hasattr(label_names, "__iter__"):
         hint = " Pass list(id2label.values()), in the order of the indices." if isinstance(label_names, Mapping) else ""
         raise TaskError(f"label_names: expected a list of strings; received a {type(label_names).__name__}.{hint}")
@@ -414,7 +442,12 @@ def _check_label_names(label_names: Any) -> list[str]:
 
 
 def _rename_labels(names: tuple[str, ...], new_names: Sequence[str]) -> tuple[str, ...]:
-    """Return the new names as a tuple, if they are as many different names, and other ones only for numbered classes."""
+    """Return the given names of the classes.
+
+    Raises:
+        TaskError: they are not as many different names as there are classes; or the classes have names in the data, and
+            these are others.
+    """
     numbered = all(name.isdecimal() for name in names)
     if not (len(set(new_names)) == len(new_names) == len(names) and (numbered or set(new_names) == set(names))):
         hint = "" if numbered else " Classes that are not numbers keep their names: label_names can only reorder them."

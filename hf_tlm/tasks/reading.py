@@ -167,6 +167,11 @@ def named_splits(spec: TaskSpec, datasets: Mapping[str, Dataset]) -> dict[str, D
 
 
 def _find_table(folder: Path) -> Path:
+    """Return the path of the only table in a folder.
+
+    Raises:
+        TaskError: there is none or more than one, or `save_to_disk` wrote the folder.
+    """
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= set(names):
         raise TaskError(
@@ -194,6 +199,9 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
 
     The names under which SQuAD (train-v2.0.json) and Universal Dependencies (en_ewt-ud-train.conllu) are distributed are
     recognised too.
+
+    Args:
+        stems: names that the split may have.
 
     Raises:
         TaskError: something with such a name is no file, so that the task would lack that split.
@@ -302,6 +310,10 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
     """Yield the columns of a file in chunks of rows; text and CoNLL files need no labels, and theirs are not read.
 
     Fields of csv and tsv files stay strings as written: 007 is not 7.
+
+    Args:
+        rows: maximum number of rows in a chunk.
+        separator: see `read_file`.
 
     Raises:
         TaskError: the file cannot be read, or its type is unknown.

@@ -88,7 +88,12 @@ def columns_of(spec: TaskSpec, split: str, rows: Dataset, *roles: str) -> list[l
 
 
 def missing_columns_error(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice: str) -> TaskError:
-    """Build the error for columns that a split (its name, or the path of a file) lacks."""
+    """Build the error for columns that a source lacks.
+
+    Args:
+        split: its name, or the path of a file.
+        advice: what to do about it.
+    """
     path = Path(split if Path(split).is_file() else spec.path or os.devnull)
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         if spec.path != "memory" and has_lines_of_words(file):
@@ -187,6 +192,7 @@ def collect_usable_rows(
     """Build rows with the columns `features`, of which `id` is the first, and leave out the unusable rows.
 
     Args:
+        split: its name, for messages.
         ids: id of each row; a row without an id is unusable.
         values: the other columns of each row, or a `Bad` that says what is wrong with it.
         unique: whether a repeated id makes a row unusable.

@@ -136,7 +136,11 @@ def _read_classes(spec: TaskSpec, rows: Dataset) -> list[Hashable]:
 
 
 def _assign_splits(rows: Iterable[tuple[str | None, Any]], shares: Mapping[str, float]) -> list[str]:
-    """Return the split of every row, given as (content, class)."""
+    """Return the split of every row.
+
+    Args:
+        rows: (content, class) of each.
+    """
     assigned: dict[str, str] = {}
     num_texts: dict[Hashable, int] = defaultdict(int)
     counts: dict[tuple[str, Hashable], int] = defaultdict(int)

@@ -45,7 +45,11 @@ ECHO_SECONDS = 5.0
 
 
 class ProgressLines(ProgressCallback):
-    """The Trainer's progress bar with two changes: it has a name (`bar_name`), and logs are short lines above it."""
+    """The Trainer's progress bar with two changes: it has a name, and logs are short lines above it.
+
+    Args:
+        name: label in front of the bar; see `bar_name`.
+    """
 
     def __init__(self, name: str):
         super().__init__()
@@ -71,7 +75,11 @@ class ProgressLines(ProgressCallback):
 
 
 class PrintedLines(PrinterCallback):
-    """The Trainer's printed logs (`disable_tqdm`) with two changes: an opening line, and logs as short lines."""
+    """The Trainer's printed logs (`disable_tqdm`) with two changes: an opening line, and logs as short lines.
+
+    Args:
+        name: name of the training; see `bar_name`.
+    """
 
     def __init__(self, name: str):
         self.name = name
@@ -86,10 +94,14 @@ class PrintedLines(PrinterCallback):
 
 
 class EarlyStopping(TrainerCallback):
-    """Early stopping of a training whose validation score has not improved in `patience` evaluations.
+    """Early stopping of a training whose validation score has not improved in a number of evaluations.
 
     transformers' EarlyStoppingCallback keeps a counter, which a resumed run would start from 0. Here the count is derived
     from the log history, which is in every checkpoint.
+
+    Args:
+        patience: number of evaluations after the best one.
+        name: name of the training; see `bar_name`.
     """
 
     def __init__(self, patience: int, name: str):

@@ -121,8 +121,10 @@ def grouped_optimizer(
     """Return the optimizer's class and arguments, with `params` if the groups are not the Trainer's default two.
 
     Args:
+        args: `optim` and the optimizer's options.
         decaying: names of the parameters that get weight decay.
         trainers_choice: `Trainer.get_optimizer_cls_and_kwargs`.
+        layerwise_lr_decay: see `parameter_groups`.
         muon_learning_rate: learning rate of the matrices with optim muon; None: `learning_rate`.
 
     Raises:

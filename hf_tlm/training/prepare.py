@@ -212,7 +212,9 @@ def tell_of_long_evaluations(args: BaseArguments, task: Task, num_texts: int, ba
     """Warn if choosing a checkpoint on a large validation split takes longer than the training.
 
     Args:
+        args: those of the Trainer.
         num_texts: texts of an epoch; with a teacher these are not the task's training texts alone.
+        batch_size: texts of an optimizer step.
     """
     if args.eval_strategy == "no" or args.process_index != 0:
         return
@@ -234,6 +236,9 @@ def tell_of_long_evaluations(args: BaseArguments, task: Task, num_texts: int, ba
 
 def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:
     """Check the arguments of a run of TLM, as far as that is possible without a tokenizer and data.
+
+    Args:
+        has_corpus: whether there are passages.
 
     Raises:
         ArgumentsError: rho1 needs corpus batches and there is no corpus; use_peft has nothing to adapt, or is combined with
@@ -309,6 +314,7 @@ def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = Tr
     """Check that the named checkpoints, tokenizer and target layers exist and fit, before the run claims its directory.
 
     Args:
+        max_length: longest sequence in tokens.
         mlm: whether there is a masked-LM loss, for which the base of an adapter needs a masked-LM head.
         whole_word_mask: whether the tokenizer's tokens must mark where words begin.
 
@@ -355,6 +361,7 @@ def model_factory(
     """Return a function that creates a model for `args.objective`, from scratch under the current seed or from checkpoints.
 
     Args:
+        max_length: longest sequence in tokens.
         classifier: False without a task: an adapter then covers the body alone.
 
     Raises:

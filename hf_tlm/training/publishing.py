@@ -89,6 +89,7 @@ def check_hub(args: BaseArguments, *, adapter: bool = False, base: str | None = 
     """Check before training that the result can be published. The first process asks the Hub (`hf_tlm.hub.check_push`).
 
     Args:
+        adapter: whether the result of the run is an adapter.
         base: base model of the adapter, which must be on the Hub.
 
     Raises:
@@ -137,6 +138,9 @@ class CheckpointPushes(TrainerCallback):
     Pushes run in the background. Each is one commit of settings, finished seeds and stages, and the newest checkpoint with
     the best one so far. It uploads hard links, so that the run can meanwhile write and remove files. Use it as a context
     manager: leaving it waits for the last upload.
+
+    Args:
+        output_dir: directory of the run.
     """
 
     def __init__(self, output_dir: Path, args: PublishedArguments):

@@ -236,7 +236,10 @@ class RunArguments(PublishedArguments):
         return self.total_batch_tokens // (self.world_size * self.gradient_accumulation_steps)
 
     def _token_accumulation(self) -> int:
-        """Return the smallest number of micro-batches of at most per_device_train_batch_size x max_length tokens each."""
+        """Return the smallest number of gradient accumulation steps for `total_batch_tokens`.
+
+        A micro-batch has at most per_device_train_batch_size x max_length tokens.
+        """
         share, remainder = divmod(self.total_batch_tokens, self.world_size)
         if remainder:
             raise ArgumentsError(

@@ -243,6 +243,7 @@ def _changed_options(
 
     Args:
         real_values: the sections of `current` with the real values instead of the recorded ones (`shown_values`).
+        options: see `claim`.
     """
     defaults = {
         entry.name: entry.default
@@ -310,7 +311,11 @@ STAGE = {"cost": mapped(_number, 100), "validation": mapped(_number, 1000)}
 
 
 def finish(folder: Path, content: Mapping[str, Any], *parts: str) -> None:
-    """Mark a folder as finished by writing its record `results.json`, and its seal of that and of `parts` of the folder."""
+    """Mark a folder as finished by writing its record `results.json` and its seal.
+
+    Args:
+        parts: further files and folders in it to seal.
+    """
     unseal(folder)
     atomic_write(folder / RESULTS_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_seal(folder, RESULTS_FILE, *parts)

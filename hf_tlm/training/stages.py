@@ -72,6 +72,7 @@ def with_task_defaults(
     steps, `stage2_max_steps` becomes that number.
 
     Args:
+        train: the task's training split, not tokenised.
         positions: number of positions of the model; None for no limit.
         num_texts: texts of an epoch of stage 2; with a teacher these are not the training split alone.
     """
@@ -274,7 +275,10 @@ class Initialization:
 
 
 def _bodies_and_heads(model: TrainedModel) -> Iterator[tuple[PreTrainedModel, MlmHead | None]]:
-    """Yield the trainable bodies of a model, each with its masked-LM head; None for the main model of a pair."""
+    """Yield the trainable bodies of a model, each with its masked-LM head.
+
+    The main model of a pair has no such head: None.
+    """
     if isinstance(model, GeneratorDiscriminator):
         yield body_of(model.main), None
         if not model.auxiliary.frozen:
@@ -299,6 +303,7 @@ def with_initialization(
     `weight_init` is not applied here but in the config, see `model_factory`.
 
     Args:
+        make_model: creates a model from scratch.
         rows: token ids of the texts whose tokens are counted.
         objective: name of the objective; COCO-LM's also predicts special tokens.
         task_texts: training and validation texts of a task, for a classifier that starts as a linear model.

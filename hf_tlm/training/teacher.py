@@ -54,13 +54,24 @@ class Teacher:
     marked: list[str] | None = None
 
     def write(self, folder: Path | None) -> dict[str, Any]:
-        """Return {"teacher": report without examples}, for a run's record, and write the report to a folder, unless None."""
+        """Return the report without examples, for the record of a run, and write it with examples to a folder.
+
+        Args:
+            folder: folder for `teacher.json`; None writes nothing.
+
+        Returns:
+            `{"teacher": report}`.
+        """
         if folder is not None:
             atomic_write(folder / TEACHER_FILE, json.dumps(self.report, indent=2, ensure_ascii=False) + "\n")
         return {"teacher": {name: value for name, value in self.report.items() if name != "examples"}}
 
     def texts(self, passages: Dataset) -> Dataset:
-        """Return the texts that the teacher answers for, column `text`: some of the passages, or marked sentences."""
+        """Return the texts that the teacher answers for, column `text`: passages, or marked sentences.
+
+        Args:
+            passages: all passages of the subset.
+        """
         if self.marked is not None:
             return Dataset.from_dict({"text": self.marked})
         return shortened(passages.select_columns(["text"]).select(self.rows), self.ends)

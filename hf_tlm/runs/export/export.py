@@ -263,6 +263,10 @@ def _write_graphs(
     """Write and check a file for each dtype, and return file name -> its entry in the record.
 
     A float32 file is also written and checked if it is not asked for, and then removed.
+
+    Args:
+        graphs: the float32 graph of each member of the model.
+        int8: the arguments of `quantized`.
     """
     files: dict[str, dict[str, Any]] = {}
     for dtype in ("fp32", *(name for name in ONNX_FILES if name in dtypes and name != "fp32")):

@@ -266,7 +266,9 @@ class TextCheck:
     """A check of an exported file on texts, which compares logits, and the score or the predictions.
 
     Args:
-        task: the task that has labels for the texts; None: exported predictions are compared with those of torch.
+        rows: the texts.
+        task: the task that has labels for them; None: exported predictions are compared with those of torch.
+        texts_name: description of the texts, for the record.
     """
 
     def __init__(self, model: Exportable, rows: Dataset, task: Task | None, texts_name: str, batch_size: int):

@@ -12,7 +12,6 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -69,6 +68,9 @@ def check_page(
 
     Args:
         description: `kind`, `model_type` and `pairs`, as in the export's record.
+        dtypes: dtypes of the export.
+        page: folder of the page.
+        texts: examples.
         others: the folders of the model and the export; the page must be neither inside nor around them.
         model: see `write_page`.
 
@@ -163,7 +165,11 @@ def fill_page(
     texts: Sequence[str] = (),
     model: str | None = None,
 ) -> Path:
-    """Write a page without checking the arguments, see `write_page`; `runtime` is from `read_runtime`."""
+    """Write a page without checking the arguments, see `write_page`.
+
+    Args:
+        runtime: the result of `read_runtime`.
+    """
     record: dict[str, Any] = json.loads((export / EXPORT_FILE).read_text(encoding="utf-8"))
     dtype = next(name for name in _DTYPES if name in _dtypes_in(export))
     with atomic_directory(page) as folder:
@@ -215,8 +221,11 @@ def read_runtime(folder: str | os.PathLike | None = None) -> dict[str, bytes]:
     """
     contents: dict[str, bytes] = {}
     for package, names in RUNTIME.items():
-        read = _download_packages if folder is None else partial(_read_packages, Path(folder))
-        contents |= read(package, list(names))
+        contents |= (
+            _download_packages(package, list(names))
+            if folder is None
+            else _read_packages(Path(folder), package, list(names))
+        )
         for name, digest in names.items():
             if hashlib.sha256(contents[name]).hexdigest() != digest:
                 raise ArgumentsError(f"{name} is not the version of {package} that the page needs. {_INSTALL}")

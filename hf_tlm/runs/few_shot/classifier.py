@@ -265,7 +265,11 @@ class PromptClassifier:
 
     @torch.inference_mode()
     def logits(self, rows: Dataset, batch_size: int = 32) -> np.ndarray:
-        """Compute the logits of the classes' label words, float32 [N, C], for rows as in `inputs`, on the model's device."""
+        """Compute the logits of the classes' label words, float32 [N, C], on the model's device.
+
+        Args:
+            rows: see `inputs`.
+        """
         self.model.eval()
         batch_logits = []
         for batch in DataLoader(self.inputs(rows), batch_size=batch_size, collate_fn=self.collator):

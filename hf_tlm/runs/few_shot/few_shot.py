@@ -165,6 +165,9 @@ def _create_method(
     """Return the method, and its prompt as JSON values (None without one).
 
     Errors that every point would raise are raised here, before any training.
+
+    Raises:
+        ArgumentsError: use_peft is combined with a prompt. For other errors see `run_few_shot`.
     """
     _, tokenizer = load_pretrained(task, checkpoint, args.max_length)
     if args.method == "finetune":
@@ -183,7 +186,10 @@ def _create_method(
 class _Work:
     """The trainings and tests of a run.
 
+    test_split: the split of the task that is tested on.
     episodes: seed of a split -> its examples; None if no examples are drawn.
+    points: all points to train.
+    details: facts about the run, for cards.
     """
 
     task: Task

@@ -118,7 +118,10 @@ class PromptTrainer(ResumableTrainer):
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid of one split, whose seed is `split`."""
+    """A point of the grid of one split.
+
+    split: its seed.
+    """
 
     split: int
     learning_rate: float
@@ -142,7 +145,11 @@ class Prompted:
     prompt: Prompt
 
     def classifier(self, episode: Episode | None, folder: Path | None = None) -> PromptClassifier:
-        """Load the checkpoint's masked LM, or the one in `folder`, with the split's demonstrations, if there are any."""
+        """Load the checkpoint's masked LM, or the one in `folder`, as a classifier with the split's demonstrations.
+
+        Args:
+            episode: may be None only without demonstrations.
+        """
         args, checkpoint = self.args, self.checkpoint
         model = load_masked_lm(
             checkpoint.model_name_or_path if folder is None else str(folder),

@@ -345,7 +345,10 @@ class PromptEncoder:
         return {"input_ids": input_ids[: self.max_length], "mask_position": position}
 
     def _truncate_lengths(self, rows: Sequence[Texts]) -> list[int]:
-        """Return how many tokens to keep of each text: those of the row with the mask, then those of demonstrations."""
+        """Return how many tokens to keep of each text of each row, one number per text in order.
+
+        The first row is the one with the mask; the others are demonstrations.
+        """
         first = [
             row_index == 0 and part.kind == TEXTS[0] for row_index in range(len(rows)) for part in self.prompt.text_parts
         ]

@@ -131,7 +131,10 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
             )
 
     def for_seed(self, output_dir: str | os.PathLike, seed: int, metric: str, label_names: list[str]) -> FinetuneArguments:
-        """Return the arguments of a seed's Trainer like `for_trainer`; the task's metric chooses the best checkpoint."""
+        """Return the arguments of a seed's Trainer like `for_trainer`, with the best checkpoint chosen by the task's metric.
+
+        label_names: the label columns of a batch.
+        """
         args = self.for_trainer(output_dir, seed)
         args.label_names = list(label_names)
         args.metric_for_best_model, args.greater_is_better = metric, True

@@ -282,6 +282,8 @@ class EvaluationSet:
 
         Args:
             logits_of: a batch -> arrays of logits.
+            collate: features -> a batch.
+            batch_size: maximal number of rows in a batch.
             most_tokens: maximal number of tokens in a batch of several rows, padding included.
             num_threads: number of batches that `logits_of` computes at the same time.
         """

@@ -50,7 +50,11 @@ class Answers:
 def held_out_report(description: str, probabilities: np.ndarray, labels: np.ndarray, **further: float) -> dict[str, Any]:
     """Return the entries of a report about a classifier's quality on labelled texts that it was not trained on.
 
-    probabilities: float [N, C]; labels: int [N].
+    Args:
+        description: description of the texts.
+        probabilities: float [N, C].
+        labels: int [N].
+        further: more entries.
     """
     accuracy, largest_share = (probabilities.argmax(1) == labels).mean(), np.bincount(labels).max() / len(labels)
     class_entry = {"largest_class": round(float(largest_share), 4)}
@@ -60,7 +64,12 @@ def held_out_report(description: str, probabilities: np.ndarray, labels: np.ndar
 def held_out_correlation(description: str, values: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Return the entries of a report about a regression model's quality on labelled texts that it was not trained on.
 
-    They have Pearson's correlation, which is 0 here if all values, float [N, 1], or all labels, float [N], are equal.
+    They have Pearson's correlation, which is 0 here if all values or all labels are equal.
+
+    Args:
+        description: description of the texts.
+        values: float [N, 1].
+        labels: float [N].
     """
     is_defined = np.ptp(values) > 0 and np.ptp(labels) > 0
     correlation = float(np.corrcoef(values[:, 0], labels)[0, 1]) if is_defined else 0.0
@@ -96,7 +105,10 @@ def class_matrix(
     """Return the matrix that maps the teacher's classes to the task's, float64 [teacher_classes, classes] of 0 and 1.
 
     Args:
+        teacher_classes: class names of the teacher.
+        classes: class names of the task.
         mapping: the teacher's name -> the task's; empty: the names are the same, in any order.
+        teacher: name of the teacher, for messages.
 
     Raises:
         ArgumentsError: a class has no counterpart.

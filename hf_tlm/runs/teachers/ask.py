@@ -99,6 +99,11 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
 
 
 def _open_table(task: Task, args: Any, file: str, mapping: Mapping[str, str]) -> TableTeacher:
+    """Open a file of answers.
+
+    Raises:
+        ArgumentsError: it is combined with other teachers, or with options that need a model; or see `TableTeacher`.
+    """
     if len(args.teacher) > 1:
         raise ArgumentsError(
             f"teacher {file} is a file of answers, which cannot be combined with other teachers. Remove the others."
@@ -116,7 +121,11 @@ def _open_table(task: Task, args: Any, file: str, mapping: Mapping[str, str]) ->
 
 
 def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
-    """Check the options about a teacher's passages, in arguments with the fields of `TeacherArguments`.
+    """Check the options about a teacher's passages.
+
+    Args:
+        has_passages: whether the run has a subset.
+        args: arguments of a run, with the fields of `TeacherArguments`.
 
     Raises:
         ArgumentsError: such an option is given without a subset, or for pairs of texts, for which a teacher answers only on
