@@ -37,7 +37,7 @@ from hf_tlm.runs.records import command_line, environment
 from hf_tlm.runs.sharing import PointsError, run_shared
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
-from hf_tlm.utils.shown import shown_argument
+from hf_tlm.utils.shown import one_line, shown_argument
 
 logger = logging.getLogger(__name__)
 
@@ -424,7 +424,7 @@ def add_int8_price(plan: Plan, step: Step) -> None:
             raise ReproductionError("it was trained on other data than the task has now")
         price = int8_price(model_folder(plan, record), task)
     except Exception as error:  # Exporters raise errors of any class, for models of other libraries.
-        logger.warning("%s has no price in 8 bits: %s", step.name, " ".join(str(error).split())[:500])
+        logger.warning("%s has no price in 8 bits: %s", step.name, one_line(str(error), 500))
         return
     record[INT8] = {**price, "processor": environment(use_cpu=True)["processor"]}
     atomic_write(plan.record_file(step), json.dumps(record, indent=2) + "\n")

@@ -17,8 +17,7 @@ from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, Finet
 from hf_tlm.runs.finetuning.kinds import check_kind
 from hf_tlm.runs.grid_points import CHECKPOINT, Grid, GridError, point_name
 from hf_tlm.runs.grid_search import check_search, search
-from hf_tlm.runs.price import int8_line
-from hf_tlm.runs.records import aggregate, baseline_lines, format_table, published_lines
+from hf_tlm.runs.records import aggregate, baseline_lines, format_table, int8_lines, published_lines
 from hf_tlm.runs.sharing import PointsError, run_once, run_shared
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
@@ -145,8 +144,7 @@ class GridRun:
         """Return the text that is printed at the end of the run."""
         results = find_object(self.output_dir / RESULTS_FILE) or {}
         comparison = baseline_lines(results, results["summary"]) if "summary" in results else []
-        if "int8" in results:
-            comparison.append(f"in 8 bits    {int8_line(results['int8'], results['metric'])}")
+        comparison += int8_lines(results)
         lines = [to_markdown(self.record), *comparison, f"model        {self.output_dir}", *published_lines(self.push)]
         return "\n".join(lines)
 

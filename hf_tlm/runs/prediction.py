@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from hf_tlm.corpora.tables import strip_compression
 from hf_tlm.data import load_tokenizer
@@ -256,6 +256,16 @@ class _HeadPredictor(Predictor):
         return chunk.decode(chunk.outputs(self.trainer), self.model, self.args)
 
 
+class _ConfigModule(nn.Module):
+    """A module without weights that carries the config of a model whose logits are computed elsewhere."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.config = config
+
+
 class _OnnxPredictor(Predictor):
     """A predictor of an exported model, run by onnxruntime."""
 
@@ -268,8 +278,7 @@ class _OnnxPredictor(Predictor):
         with reading("the config in", source.folder):  # It may come from an untrusted source.
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         check_positions(config, str(source.folder), args.max_length)
-        self.model = nn.Module()  # It carries the config; the logits are computed by the graph.
-        vars(self.model).update(config=config, device=torch.device("cpu"))
+        self.model: nn.Module = _ConfigModule(config)
         parameters = (find_object(source.folder / EXPORT_FILE) or {}).get("parameters")
         super().__init__(args, parameters if isinstance(parameters, int) else 0)  # An export of other tools says none.
         _check_classes(config.num_labels, source)

@@ -350,8 +350,7 @@ class SeededRun:
         lines += cost_lines(cost, " a seed")
         if price := self.best.get("price"):
             lines.append(f"a prediction {price_line(price)}")
-        if int8 := self.details.get("int8"):
-            lines.append(f"in 8 bits    {int8_line(int8, self.details['metric'])}")
+        lines += int8_lines(self.details)
         lines.append(f"model        {self.output_dir}")
         lines += published_lines(self.push)
         return "\n".join(lines)
@@ -365,6 +364,11 @@ def _format_seeds_score(score: Mapping[str, Any], figure_name: str | None) -> st
     if word == "mean":
         return f"{format_score(score)} over {score['n']} seeds"
     return f"{100 * statistic(score['values']):.2f}, the {word} of {score['n']} seeds (mean {format_score(score)})"
+
+
+def int8_lines(record: Mapping[str, Any]) -> list[str]:
+    """Return the printed line on the model in 8 bits, for the record of a run with `export_int8`."""
+    return [f"in 8 bits    {int8_line(record['int8'], record['metric'])}"] if "int8" in record else []
 
 
 def baseline_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -340,8 +340,9 @@ class _FreedMemoryCallback(TrainerCallback):
     """A callback that returns freed memory to the system once a minute, and more often while memory is scarce.
 
     Batches of different lengths fragment the memory that is kept between steps. At the scale tlm/night the process held 4 GB
-    after 80 steps, 7 GB after 500 and 11 GB after 5,900. Returned once a minute, it grows from 1.3 GB to 5 GB within ten
-    seconds, and to 9 GB within the minute. To return it takes a quarter of a second, and the next steps are slower.
+    after 80 steps, 7 GB after 500 and 11 GB after 5,900. Returned once a minute, it grows from 1.3 GB to 9 GB within the
+    minute; returned every ten seconds, to at most 6 GB. To return it takes a quarter of a second, and the next steps are
+    slower.
     """
 
     def __init__(self):

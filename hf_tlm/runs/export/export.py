@@ -44,7 +44,7 @@ from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES, SETTINGS_FILE
 from hf_tlm.utils.seals import unsealed_files, write_seal
-from hf_tlm.utils.shown import few, figures
+from hf_tlm.utils.shown import few, figures, one_line
 from hf_tlm.version import __version__
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
@@ -247,7 +247,7 @@ def int8_entry(model: Path, task: Task) -> dict[str, Any]:
     try:
         return {"int8": int8_price(model, task)}
     except Exception as error:  # Exporters raise errors of any class, for models of other libraries.
-        logger.warning("The cost of a prediction in 8 bits is not measured: %s", " ".join(str(error).split())[:500])
+        logger.warning("The cost of a prediction in 8 bits is not measured: %s", one_line(str(error), 500))
         return {}
 
 
