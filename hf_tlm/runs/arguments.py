@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hf_tlm.errors import ArgumentsError, ModelError
-from hf_tlm.hub.repo import split_revision
+from hf_tlm.hub.repo import ADAPTER_FILE, split_revision
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.arguments import LoraArguments
 from hf_tlm.tasks.arguments import text_columns
@@ -18,7 +18,6 @@ from hf_tlm.utils.run_files import LINEAR_FILE, is_export
 from hf_tlm.utils.shown import suggested_path
 
 MAJORITY, LINEAR = "majority class", "linear"
-_LINEAR_MODEL = f"{LINEAR}/{LINEAR_FILE}"  # In the folder of a run of baselines.
 # Options of the machine, on which predictions depend only by rounding.
 MACHINE_OPTIONS = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
 _WITHOUT_ONNX = NoEffect("backend", ("torch",), "without --backend onnx. Leave it out.")
@@ -296,9 +295,21 @@ def check_models(names: Iterable[str]) -> None:
             )
 
 
+def has_network(folder: Path) -> bool:
+    """Return whether a folder holds a model of transformers, or an adapter of one."""
+    return any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE))
+
+
+def linear_folder(folder: Path) -> Path | None:
+    """Return the folder of the linear model that a folder holds, such as a run of baselines; None if it holds a network."""
+    if has_network(folder):
+        return None
+    return next((each for each in (folder / LINEAR, folder) if (each / LINEAR_FILE).is_file()), None)
+
+
 def check_exportable(folder: Path) -> None:
     """Check that a folder does not hold a linear model or an export, which have no network, or raise a ModelError."""
-    if not (folder / "config.json").is_file() and any((folder / file).is_file() for file in (LINEAR_FILE, _LINEAR_MODEL)):
+    if linear_folder(folder) is not None:
         raise ModelError(
             f"{folder} is a linear model, which has no graph to export. `hf-tlm predict` uses it directly, alone or "
             "together with exports (--backend onnx)."

@@ -15,14 +15,14 @@ from hf_tlm.hub.repo import ADAPTER_FILE, FILES, checkpoint_folder, split_revisi
 from hf_tlm.models import ModelError
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import class_names, reading
-from hf_tlm.runs.arguments import LINEAR, MAJORITY, check_models
+from hf_tlm.runs.arguments import LINEAR, MAJORITY, check_models, has_network, linear_folder
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.json_files import find_object, read_object
-from hf_tlm.utils.run_files import LINEAR_FILE, split_folder
+from hf_tlm.utils.run_files import split_folder
 
 # Suffix of the name of a stock class -> kind of task.
 HEADS = {
@@ -92,13 +92,11 @@ def find_source(
     folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code, files=files))
     if (best_split := _find_best_split(folder)) is not None:
         folder = Path(checkpoint_folder(str(best_split)))
-    is_network = any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE))
-    if not is_network and (folder / LINEAR / LINEAR_FILE).is_file():
-        folder = Path(checkpoint_folder(str(folder / LINEAR)))
-    linear = not is_network and (folder / LINEAR_FILE).is_file()
-    if not linear and not is_network:
+    if (linear_model := linear_folder(folder)) is not None:
+        folder = Path(checkpoint_folder(str(linear_model)))
+    elif not has_network(folder):
         raise ModelError(_explain_no_model(model_name_or_path, folder))
-    prompted, stock = (folder / PROMPT_FILE).is_file(), not linear and not (folder / SAVED_FILE).is_file()
+    prompted, stock = (folder / PROMPT_FILE).is_file(), linear_model is None and not (folder / SAVED_FILE).is_file()
     # Only stock or prompted models: an adapter trained on a task has the config of its base, which may name a masked LM.
     fills_masks = masked_lm and (prompted or (stock and _is_masked_lm(folder, model_name_or_path, trust_remote_code)))
     if fills_masks:
@@ -113,7 +111,9 @@ def find_source(
         spec = with_text_columns(spec, text_columns)
     if max_length is not None:
         arguments = {**arguments, "max_length": max_length}
-    return Source(folder, spec, tuple(label_names), arguments, prompted, stock and not prompted, fills_masks, linear)
+    return Source(
+        folder, spec, tuple(label_names), arguments, prompted, stock and not prompted, fills_masks, linear_model is not None
+    )
 
 
 def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> TaskSpec:
