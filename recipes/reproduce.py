@@ -65,11 +65,11 @@ def main() -> None:
     if first and args.prepare_only:
         print(f"Prepared in {plan.output_dir}. The same command without --prepare_only trains.")
     elif first:
+        print(f"\n{table.to_summary()}\n")
+        print(f"Costs, leads and how the table was made: {plan.records / plan.table_name}.md; all figures: .json, runs/.")
         for step in plan.trainings:
             if (plan.folder(step) / "results.json").is_file():
                 report_args.write(plan.folder(step))
-        print(f"\n{table.to_summary()}\n")
-        print(f"Costs, leads and how the table was made: {plan.records / plan.table_name}.md; all figures: .json, runs/.")
     if table.failures and not args.prepare_only:
         raise reproduction.ReproductionError(
             f"{len(table.failures)} of {table.total} runs failed; the table names them. The same command tries them again."

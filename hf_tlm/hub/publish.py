@@ -292,7 +292,8 @@ def _check_adapter(path: Path) -> None:
     if hub_name(base) is None:
         raise HubError(
             f"{path.parent} contains an adapter for the local model {base}: nobody could load it from the Hub. Publish that "
-            f"model first, set base_model_name_or_path in {path.name} to its repo id, then publish the adapter."
+            f"model first, set base_model_name_or_path in {path.name} to its repo id, remove {SEAL} if there is one, then "
+            "publish the adapter."
         )
 
 

@@ -60,7 +60,8 @@ def predict_texts(
     columns = spec.text_columns
     if len(texts) % len(columns):
         raise ArgumentsError(
-            f"texts: the model reads pairs, first and second text in turn; received {counted(len(texts), 'text')}."
+            f"texts: the model reads pairs, first and second text in turn; received {counted(len(texts), 'text')}. "
+            "Pass the second text of each pair after its first."
         )
     machine: dict[str, Any] = {"backend": backend, "onnx_dtype": onnx_dtype, "num_threads": num_threads}
     with (

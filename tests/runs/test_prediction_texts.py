@@ -58,7 +58,7 @@ def test_texts_of_pairs_take_turns(base, tmp_path):
     predictions = predict_texts(str(tmp_path / "run"), texts, **CPU)
     assert predictions == of_a_file(str(tmp_path / "run"), pairs, tmp_path)
     assert [line for line in predictions_to_text(texts, predictions).splitlines() if line[0] != " "] == texts
-    with pytest.raises(ArgumentsError, match="reads pairs, first and second text in turn; received 3 texts"):
+    with pytest.raises(ArgumentsError, match="received 3 texts. Pass the second text of each pair"):
         predict_texts(str(tmp_path / "run"), texts[:3], **CPU)
 
 
