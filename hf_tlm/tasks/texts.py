@@ -9,7 +9,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 # A list of names as a csv contains it.
 _LIST_OF_NAMES = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
+_LIST_SEPARATORS = ";,|"
 # Dates and times as types of a table reader, and as text.
 _TIME_TYPES = (datetime.date, datetime.time, datetime.timedelta)
 _DATE = re.compile(r"\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?|[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)\s*")
@@ -117,7 +118,7 @@ def _check_classes(spec: TaskSpec, observed: Sequence[Any], classes: set[str]) -
 def _warn_about_labels(spec: TaskSpec, train_labels: Sequence[Any]) -> None:
     """Warn about labels that look like lists or dates, differ only in case, or have only one or two texts."""
     counts = Counter(label for label in train_labels if label is not None)
-    if list_like := sorted(label for label in counts if isinstance(label, str) and _LIST_OF_NAMES.fullmatch(label)):
+    if list_like := sorted(label for label in counts if isinstance(label, str) and _is_list(label, counts)):
         logger.warning(
             "Task %s: the labels in %r look like lists, such as %.60s. Several classes per text (multi-label) are not "
             "supported: each list is treated as a separate class.",
@@ -159,6 +160,12 @@ def _warn_about_labels(spec: TaskSpec, train_labels: Sequence[Any]) -> None:
             spec.name,
             ", ".join(map(repr, single[:5])),
         )
+
+
+def _is_list(label: str, names: Container[Any]) -> bool:
+    """Return whether a label looks like a list of classes: `['a', 'b']`, or `a;b` beside `a` and `b`."""
+    parts = (label.split(separator) for separator in _LIST_SEPARATORS if separator in label)
+    return bool(_LIST_OF_NAMES.fullmatch(label)) or any(all(part.strip() in names for part in split) for split in parts)
 
 
 def labels(spec: TaskSpec, rows: Dataset) -> list[Any]:

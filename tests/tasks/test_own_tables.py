@@ -485,9 +485,19 @@ def test_labels_that_look_like_lists_are_warned_about(tmp_path, caplog):
     rows = [{**row, "queue": str(["billing", "network"][: 1 + row["nr"] % 2])} for row in tickets(60)]
     assert load_task(write(tmp_path / "many.csv", rows), **SHARES).num_labels == 2
     assert "look like lists, such as ['billing', 'network']. Several classes per text (multi-label)" in caplog.text
-    caplog.clear()
-    load_task(write(tmp_path / "one.csv", [{**row, "queue": f"[{row['queue']}]"} for row in tickets(60)]), **SHARES)
-    assert "look like lists" not in caplog.text
+    for separator, warned in ((";", True), (", ", True), ("|", True), (" and ", False)):
+        caplog.clear()
+        rows = [
+            {**row, "queue": separator.join(["billing", "network"][row["nr"] % 3 // 2 : 1 + row["nr"] % 3])} for row in rows
+        ]
+        load_task(write(tmp_path / "joined.csv", rows), **SHARES)
+        assert (f"look like lists, such as billing{separator}network." in caplog.text) == warned
+    for alone in ("[{}]", "{}, urgent"):
+        caplog.clear()
+        load_task(
+            write(tmp_path / "one.csv", [{**row, "queue": alone.format(row["queue"])} for row in tickets(60)]), **SHARES
+        )
+        assert "look like lists" not in caplog.text
 
 
 def test_too_few_texts_to_hold_out_are_refused():
