@@ -131,12 +131,22 @@ TOPICS = (
         "real_tasks",
         "Real tasks, from scratch",
         "How much do retrieval and selection gain on labelled tasks, compared with a linear model and a pretrained encoder?",
-        ["findings.md", "additions/long_texts.md", "night.md"],
+        ["findings.md", "coffee/retrieved.md", "additions/long_texts.md", "night.md"],
         scores=(
             Scores(
                 "A coffee break of one core (`tlm/coffee`)",
                 columns(f"{SMALL_TASKS} {LARGE_TASKS}", "coffee/large_tasks", "coffee/main"),
                 ARMS,
+            ),
+            Scores(
+                "The same, each with a vocabulary of task and passages, as `hf-tlm train` makes it",
+                columns("chemprot scierc acl_arc", "coffee/retrieved", "coffee/vocabulary"),
+                {
+                    "linear": ("linear",),
+                    "task only": ("task only, own vocabulary",),
+                    "random": ("random, own vocabulary",),
+                    "BM25": ("BM25, own vocabulary",),
+                },
             ),
             Scores(
                 "The scale before `tlm/coffee`, with four times the FLOPs in stage 1",
@@ -370,6 +380,7 @@ TOPICS = (
 # Headings for sources without one.
 HEADINGS = {
     "coffee/large_tasks.md": "The three large tasks at `tlm/coffee`",
+    "coffee/retrieved.md": "Retrieved and random passages, each with a vocabulary of its own",
     "coffee/teacher.md": "A linear teacher at `tlm/coffee`",
     "coffee/encoder_teacher.md": "MiniLM as the teacher at `tlm/coffee`",
     "all_labels/rct_ei.md": "MiniLM as the teacher of far more passages: RCT's stand-in",

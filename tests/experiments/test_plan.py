@@ -396,6 +396,7 @@ def test_preset_tables_name_the_tables_of_the_papers():
         "linear_start": {"TLM Table 2", "TLM Table 3"},
         "passages": {"TLM Table 2", "TLM Table 3"},
         "vocabulary": {"TLM Table 2", "TLM Table 3"},
+        "retrieved": set(),
         "fractions": {"TLM Table 2", "TLM Table 3", "ISS Table 3", "ISS Table 5"},
         "layers": {"ISS Table 7"},
         "objectives": {"COCO-LM Table 1"},
