@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 from commands import ROOT, Command, read_command
 from generated import write_or_check
-from hf_tlm.commands import COMMANDS, describe, presets
+from hf_tlm.commands import COMMANDS, ONE_PROCESS, describe, presets
 
 REFERENCE = ROOT / "docs" / "reference"
 # Packages of the Python API, in the order of the pipeline, with their purposes.
@@ -126,13 +126,14 @@ def command_page(name: str) -> str:
     command = read_command(name)
     summary, _, rest = command.description.partition("\n")
     parser = parser_of(command)
+    processes = f"`--num_processes 2` and `accelerate launch recipes/{command.recipe}.py` start several processes."
+    processes = "It runs in one process." if name in ONE_PROCESS else processes
     parts = [
         f"# hf-tlm {name}",
         plain(summary),
         *described(rest),
         f"In a clone, `python recipes/{command.recipe}.py` is the same command. `--config` accepts [presets](presets.md) "
-        "and files of defaults, see [YAML](yaml.md). `--num_processes 2` and "
-        f"`accelerate launch recipes/{command.recipe}.py` start several processes.",
+        f"and files of defaults, see [YAML](yaml.md). {processes}",
     ]
     head = ["option", "default", "description"]
     for group in parser._action_groups:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from hf_tlm.commands import COMMANDS, command_of, describe, did_you_mean, find_preset, presets, recipes_folder
+from hf_tlm.commands import COMMANDS, ONE_PROCESS, command_of, describe, did_you_mean, find_preset, presets, recipes_folder
 from hf_tlm.errors import HfTlmError
 from hf_tlm.version import __version__
 
@@ -89,7 +89,7 @@ Task-driven training of text models from scratch, on the Hugging Face Trainer.
 commands:
 {commands}
 
-hf-tlm COMMAND --help shows a command's options. Every command except quickstart also accepts
+hf-tlm COMMAND --help shows a command's options. The commands that train or predict also accept
   --num_processes N     Start N processes through accelerate: one per GPU, or on CPUs if there is no GPU.
   --config_file FILE    accelerate's settings (FSDP, several machines), or a preset: accelerate/fsdp
   --gpu_ids, --num_machines, --machine_rank, --main_process_ip, --main_process_port: as `accelerate launch`"""
@@ -229,6 +229,9 @@ def _run(command: str, arguments: Sequence[str]) -> None:
         options, sys.argv[1:] = launch_options(arguments)
     except LaunchError as error:
         _exit(f"Error: {error}\nSee hf-tlm --help.", 2)
+    if options and command in ONE_PROCESS:
+        print(f"Warning: hf-tlm {command} runs in one process: without effect: --{', --'.join(options)}.", file=sys.stderr)
+        options = {}
     if options and not HELP & set(arguments):
         run(lambda: launch(command, options, sys.argv[1:]))
     else:

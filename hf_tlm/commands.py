@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "publish": ("publish", "Publish a run or a subset on the Hub, or convert a released checkpoint."),
     "reproduce": ("reproduce", "Make a table of arms x tasks x seeds at your own budget."),
 }
+# Commands whose work is for one process. Others that a launcher starts with it have nothing to do.
+ONE_PROCESS = ("quickstart", "retrieve", "export", "analyze", "baseline", "publish")
 RECIPES = tuple(recipe for recipe, _ in COMMANDS.values())
 # Advice for a top-level key of a YAML file that the recipe does not know.
 OTHER_SECTIONS = f" Put options of another command into its section: one of {', '.join(RECIPES)}."

@@ -13,6 +13,7 @@ from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.process import is_first_process
 
 
 def main() -> None:
@@ -20,6 +21,8 @@ def main() -> None:
     args, task, *options = parse(
         AnalyzeArguments, AnalyzedTask, *analysis.ARGUMENTS.values(), recipe="analyze", description=__doc__
     )
+    if not is_first_process():
+        return  # The work is for one process; others that `accelerate launch` started have nothing to do.
     options = dict(zip(analysis.ARGUMENTS, options, strict=True))
 
     # 2. One analysis after another; one that fails does not stop the others.

@@ -10,7 +10,6 @@ it, alone or together with networks.
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
+from hf_tlm.utils.process import is_first_process
 
 
 @dataclass
@@ -42,7 +42,7 @@ def main() -> None:
     # 1. Arguments.
     classes = (TaskArguments, BaselineArguments, OutputArguments)
     task_args, baseline_args, args = parse(*classes, recipe="baseline", description=__doc__)
-    if int(os.environ.get("RANK", "0")) > 0:
+    if not is_first_process():
         return  # The work is for one process; others that `accelerate launch` started have nothing to do.
 
     with contextlib.ExitStack() as stack:

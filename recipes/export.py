@@ -26,6 +26,7 @@ from hf_tlm.runs.arguments import check_exportable, check_models, missing_texts_
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import option
+from hf_tlm.utils.process import is_first_process
 from hf_tlm.utils.shown import suggested_path
 
 
@@ -43,7 +44,7 @@ class CheckArguments(TaskArguments):
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
     args, task_args = parse(ExportArguments, CheckArguments, recipe="export", description=__doc__)
-    if int(os.environ.get("RANK", "0")) > 0:
+    if not is_first_process():
         return  # The work is for one process; others that `accelerate launch` started have nothing to do.
     check_models(args.model_name_or_path)
     for name in args.model_name_or_path:

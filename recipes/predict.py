@@ -11,12 +11,11 @@ or one of these on the Hub. Its folder says which columns it reads and at which 
 
 from __future__ import annotations
 
-import os
-
 from hf_tlm import runs
 from hf_tlm.config import parse, run
 from hf_tlm.runs import PredictorArguments
 from hf_tlm.runs.arguments import check_models
+from hf_tlm.utils.process import is_first_process
 
 
 def main() -> None:
@@ -33,7 +32,7 @@ def main() -> None:
         result = runs.predictions_to_text(args.text, predictions)
 
     # 3. Where the predictions are, or the classes of the texts.
-    if int(os.environ.get("RANK", "0")) == 0:
+    if is_first_process():
         print(result)
 
 

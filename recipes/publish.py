@@ -24,11 +24,14 @@ from pathlib import Path
 from hf_tlm import hub, models, retrieval, runs, tasks
 from hf_tlm.config import parse, run
 from hf_tlm.hub import PublishArguments
+from hf_tlm.utils.process import is_first_process
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
     (args,) = parse(PublishArguments, recipe="publish", description=__doc__)
+    if not is_first_process():
+        return  # The work is for one process; others that `accelerate launch` started have nothing to do.
 
     # 2. Convert a released checkpoint.
     if args.legacy_checkpoint is not None:

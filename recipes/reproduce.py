@@ -16,7 +16,6 @@ finished is not repeated for another.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from hf_tlm import experiments as reproduction
@@ -24,6 +23,7 @@ from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import config_files, parse, run
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.utils.options import option
+from hf_tlm.utils.process import is_first_process
 
 
 @dataclass
@@ -52,7 +52,7 @@ def main() -> None:
     files = config_files()
     table_args.check_budget(files)
     plan = table_args.plan(corpus_args, args.output_dir, files)
-    first = os.environ.get("RANK", "0") == "0"
+    first = is_first_process()
     if first:
         print(f"Tokenizers and subsets: {len(plan.preparations)}; trainings: {len(plan.trainings)}.")
 

@@ -12,7 +12,6 @@ retrieved. The folder loads with `hf_tlm.Subset.load` and with `datasets.load_da
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from hf_tlm import retrieval
@@ -24,6 +23,7 @@ from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
+from hf_tlm.utils.process import is_first_process
 from hf_tlm.utils.shown import one_line
 from hf_tlm.utils.texts import count_words, share_beyond
 
@@ -49,7 +49,7 @@ def main() -> None:
     task_args, corpus_args, retrieval_args, args, report_args, hub_args = parse(
         *classes, recipe="retrieve", description=__doc__
     )
-    if int(os.environ.get("RANK", "0")) > 0:
+    if not is_first_process():
         return  # One process uses all cores for retrieval; others that `accelerate launch` started have nothing to do.
     hub_args.check()
     retrieval_args.check(args.output_dir)

@@ -18,7 +18,6 @@ Shapes: B texts, S positions, L layers, A heads of a layer.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 from hf_tlm.errors import AnalysisError
 from hf_tlm.models.base import body_of
 from hf_tlm.models.families import longest_input
+from hf_tlm.utils.process import is_first_process
 
 SHARE = Fraction(9, 10)
 POSITIONAL, VERTICAL, OTHER = "positional", "vertical", "other"
@@ -180,7 +180,7 @@ def measure_heads(
     separators = torch.tensor(separator_ids(tokenizer), device=model.device)
     counts: list[torch.Tensor] = []
     total = sum(len(row["input_ids"]) for row in rows)
-    bar = tqdm(total=len(rows), desc=f"Heads {name}".strip(), unit=" texts", disable=os.environ.get("RANK", "0") != "0")
+    bar = tqdm(total=len(rows), desc=f"Heads {name}".strip(), unit=" texts", disable=not is_first_process())
     with _attention_enabled(model) as body, torch.inference_mode(), bar:
         for batch in _split_batches(rows, model, batch_size):
             padded = _pad_batch(batch, tokenizer, model)

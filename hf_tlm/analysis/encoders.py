@@ -41,6 +41,7 @@ from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import POOLER, hub_options, reading, without_reports
 from hf_tlm.runs.finetuning.models import set_token_types
 from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.process import is_first_process
 from hf_tlm.utils.shown import kind_of
 
 # Pairs whose vectors are gathered at once: 100 MB at H = 768.
@@ -164,8 +165,7 @@ def embed_texts(
     collate = DataCollatorWithPadding(tokenizer)
     chunks: list[np.ndarray] = []
     size = batch_size * CHUNK_BATCHES
-    main = os.environ.get("RANK", "0") == "0"
-    with tqdm(total=len(texts), desc=description, unit=" texts", disable=not main) as bar:
+    with tqdm(total=len(texts), desc=description, unit=" texts", disable=not is_first_process()) as bar:
         for start in range(0, len(texts), size):
             chunk = [list(part[start : start + size]) for part in both]
             inputs = tokenizer(*chunk, truncation=True, max_length=max_length)

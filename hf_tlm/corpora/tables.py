@@ -8,7 +8,6 @@ import glob
 import io
 import itertools
 import logging
-import os
 import re
 import zlib
 from collections import Counter
@@ -30,6 +29,7 @@ from hf_tlm.corpora.json_rows import check_lines, has_times, read_array, read_ob
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.arrow_files import cached_rows
 from hf_tlm.utils.problems import cache_problem
+from hf_tlm.utils.process import is_first_process
 
 logger = logging.getLogger(__name__)
 # Only an empty field is null: by default pandas would also read the words "null", "None" and "NA" as null.
@@ -349,7 +349,7 @@ def _check_and_explain(path: Path, builder: str, separator: str) -> Iterator[Non
     if builder == "csv":
         if problem := _csv_problem(path, separator, rows=1):
             raise ValueError(problem)
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_process():
             with suppress(OSError, ValueError, csv.Error):
                 _, header, _ = next(_csv_rows(path, separator), (0, [], []))
                 warn_of_repeated_names(path, header)

@@ -37,6 +37,7 @@ from hf_tlm.runs.records import command_line, environment
 from hf_tlm.runs.sharing import PointsError, run_shared
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.process import is_first_process
 from hf_tlm.utils.shown import one_line, shown_argument
 
 logger = logging.getLogger(__name__)
@@ -225,7 +226,7 @@ def write_table(plan: Plan) -> Table:
     """Write the table of the finished steps as Markdown and JSON, and return it."""
     records = {step.name: read_record(plan.record_file(step)) for step in plan.steps}
     table = Table(plan, records)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if is_first_process():
         atomic_write(plan.records / f"{plan.table_name}.json", json.dumps(table.to_dict(), indent=2) + "\n")
         atomic_write(plan.records / f"{plan.table_name}.md", table.to_text() + "\n")
     return table
@@ -280,7 +281,7 @@ def _find_needed(plan: Plan) -> set[str]:
 
 def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
     """Run a step and write its record, whether it succeeds or fails."""
-    first = int(os.environ.get("RANK", "0")) == 0
+    first = is_first_process()
     if step.kind in _FIRST_PROCESS_ONLY and not first:
         return
     previous = read_record(plan.record_file(step))

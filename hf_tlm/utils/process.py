@@ -196,6 +196,11 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def is_first_process() -> bool:
+    """Return whether this process is the first of its job, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def uses_fsdp(args: Any) -> bool:
     """Return whether a run shards its model with FSDP, by these Trainer arguments or by accelerate's config."""
     return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP") == "true"

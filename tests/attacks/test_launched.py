@@ -2,6 +2,8 @@
 
 import pytest
 
+from attacks.attack import attack
+from hf_tlm.commands import COMMANDS, ONE_PROCESS
 from support.launching import launch, run_recipe
 
 
@@ -25,6 +27,15 @@ def test_error_of_all_processes_is_printed_once(tmp_path, arguments, line):
     ]  # The launcher's own report follows.
     assert len(lines) == 1 and lines[0].startswith("Error: ") and line in lines[0], output[-3000:]
     assert not out.exists()
+
+
+@pytest.mark.parametrize("command", sorted({*ONE_PROCESS} - {"quickstart"}))
+def test_second_process_of_a_command_for_one_has_nothing_to_do(toys, command):
+    """What the first one does is in the tests of the recipes."""
+    arguments = toys.commands.get(COMMANDS[command][0]) or toys.commands[f"{command} report"]
+    outcome = attack(COMMANDS[command][0], *arguments, environment={"RANK": "1", "WORLD_SIZE": "2"})
+    assert (outcome.status, outcome.stdout) == (0, ""), outcome.stderr[-3000:]
+    assert not toys.out.exists()
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ from hf_tlm.retrieval.bm25.tokenize import Vocabulary, keep_terms, term_ids, tok
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.process import is_first_process
 from hf_tlm.utils.shown import dataset_of, kind_of
 
 logger = logging.getLogger(__name__)
@@ -220,7 +221,7 @@ class _CompileListener(event.Listener):
 @functools.cache
 def tell_of_compiling() -> None:
     """Log one warning when compilation starts, but only in the first process of a job and in none of its children."""
-    if os.environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None:
+    if is_first_process() and multiprocessing.parent_process() is None:
         event.register("numba:compile", _CompileListener())
 
 
