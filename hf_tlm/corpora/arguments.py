@@ -23,7 +23,9 @@ class CorpusArguments:
         "text per line; also .gz and .zst); or a Hub dataset id, with @revision if wanted. Required, except for retrieval "
         "from Elasticsearch.",
     )
-    corpus_text_column: str = option("text", "Column of the texts.")
+    corpus_text_column: str = option(
+        "text", "Column of the texts; for files that differ, several with commas: body,text is body where a file has it."
+    )
     corpus_id_column: str | None = option(None, "Column of unique ids. Default: file name and row number.")
     corpus_source_column: str = option("source", "Column with the source of a text.")
     passage_words: int | None = option(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +32,22 @@ logger = logging.getLogger(__name__)
 
 class CorpusError(HfTlmError):
     """Raised when a corpus cannot be found or read."""
+
+
+class Columns(NamedTuple):
+    """Names of the columns of texts, ids and sources; several of texts, for files that differ, have commas between them."""
+
+    text: str
+    id: str | None
+    source: str
+
+    def texts(self) -> list[str]:
+        """Return the names of columns of texts; a name with a comma may be that of one column."""
+        return list(dict.fromkeys([self.text, *self.text.split(",")]))
+
+    def all(self) -> list[str]:
+        """Return all names."""
+        return [*self.texts(), *filter(None, self[1:])]
 
 
 @dataclass

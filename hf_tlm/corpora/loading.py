@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset, load_dataset
 
-from hf_tlm.corpora.corpus import BATCH, SCHEMA, Corpus, CorpusError, Part
+from hf_tlm.corpora.corpus import BATCH, SCHEMA, Columns, Corpus, CorpusError, Part
 from hf_tlm.corpora.tables import (
     COMPRESSIONS,
     TABLE_BUILDERS,
@@ -55,7 +55,6 @@ _KNOWN_TYPES = f"{', '.join(BUILDERS)}; all but .parquet and .xlsx also with {' 
 # Maximum size in bytes of a text file that is read without `datasets`, which would read it at once too.
 SMALL_FILE_BYTES = 10 << 20
 
-Columns = tuple[str, str | None, str]  # Names of the columns of texts, ids and sources.
 Batch = dict[str, Any]  # A batch's columns, as lists or Arrow arrays.
 
 logger = logging.getLogger(__name__)
@@ -83,8 +82,8 @@ def load_corpus(
             id, with `@revision` if wanted; a `datasets.Dataset`; or a pandas `DataFrame`. In a directory, .md files are read
             only if it has no other readable files, since a README beside data is not data. Hidden directories below a
             directory or glob, and those that this package wrote (subsets, indexes, runs, models), are left out.
-        text_column: column of the texts. For this and the other columns, a dotted name such as `page.text` is a field of an
-            object.
+        text_column: column of the texts; for files that differ, several with commas: `body,text` is `body` where a file has
+            it. For this and the other columns, a dotted name such as `page.text` is a field of an object.
         id_column: column of unique ids. None: ids are `<file>:<row>`, with files relative to their common directory.
         source_column: column with the source of a document; if it is missing, the name of the file or dataset is used.
         max_words: cut documents into passages of at most this many words, at sentence ends; None or 0: do not cut.
@@ -102,7 +101,7 @@ def load_corpus(
     max_words = max_words or None
     if sample_by not in SAMPLE_BY:
         raise CorpusError(f"sample_by: expected one of {', '.join(SAMPLE_BY)}; received {sample_by!r}.")
-    columns = (text_column, id_column, source_column)
+    columns = Columns(text_column, id_column, source_column)
     corpus = frame_to_dataset(corpus, CorpusError)
     if isinstance(corpus, Dataset):
         _check_text_files(sample_by, [], "a Dataset")
@@ -159,7 +158,7 @@ def _check_text_files(sample_by: str, files: Sequence[Path], corpus: Any) -> Non
 def _create_from_rows(rows: Dataset, columns: Columns, max_words: int | None) -> Corpus:
     """Create the corpus of a dataset in memory; its fingerprint is a hash of the columns' contents."""
     digest = _start_digest({"columns": columns, "max_words": max_words})
-    source_columns = [name if name in rows.column_names else name.partition(".")[0] for name in columns if name is not None]
+    source_columns = [name if name in rows.column_names else name.partition(".")[0] for name in columns.all()]
     for batch in rows.iter(1000):
         for name in source_columns:
             if name in rows.column_names:
@@ -391,7 +390,6 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
     Raises:
         CorpusError: a batch cannot be read, or a column is missing or holds no text.
     """
-    text_column, id_column, source_column = columns
     position = 0
     while True:
         with read_errors_as(CorpusError, f"{name} after row {position}"):
@@ -399,19 +397,21 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
             if batch is None:
                 return
             names, batch = named_columns(batch), _add_field_columns(batch, columns)
-            for column in (text_column, id_column):
+            text_column = next((column for column in columns.texts() if column in batch), columns.text)
+            for column, option in ((text_column, "--corpus_text_column"), (columns.id, "--corpus_id_column")):
                 if column is not None and column not in batch:
-                    option = "--corpus_text_column" if column == text_column else "--corpus_id_column"
-                    raise CorpusError(f"{name}: no column {column!r}; the columns are {names}. Choose another {option}.")
+                    many = ", or several with commas if files differ" if option == "--corpus_text_column" else ""
+                    raise CorpusError(
+                        f"{name}: no column {column!r}; the columns are {names}. Choose another {option}{many}."
+                    )
             texts = _convert_texts(batch[text_column], name, position, text_column)
-            if id_column is None:
+            if columns.id is None:
                 rows = pa.array(range(position, position + len(texts))).cast(pa.string())
                 ids = pc.binary_join_element_wise(name, rows, ":")
             else:
-                ids = _to_strings(batch[id_column])
-            origins = pa.nulls(len(texts), pa.string())
-            if batch.get(source_column) is not None:
-                origins = _to_strings(batch[source_column])
+                ids = _to_strings(batch[columns.id])
+            sources = batch.get(columns.source)
+            origins = pa.nulls(len(texts), pa.string()) if sources is None else _to_strings(sources)
             documents = pa.RecordBatch.from_arrays([ids, texts, pc.fill_null(origins, source)], schema=SCHEMA)
         yield documents
         position += len(texts)
@@ -420,7 +420,7 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
 def _add_field_columns(batch: Batch, columns: Columns) -> Batch:
     """Add a column for each dotted column name, with that field of the objects: `page.text` from the column `page`."""
     fields: Batch = {}
-    for name in filter(None, columns):
+    for name in columns.all():
         column, *keys = name.split(".")
         if name not in batch and keys and batch.get(column) is not None:
             cells = extract_field(_to_list(batch[column]), keys)
@@ -435,7 +435,7 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[Batch]:
     """
     file = open_parquet(path)
     names = file.schema_arrow.names
-    needed = {name if name in names else name.split(".")[0] for name in columns if name is not None}
+    needed = {name if name in names else name.split(".")[0] for name in columns.all()}
     batches = file.iter_batches(BATCH, columns=[name for name in names if name in needed] or names)
     return (dict.fromkeys(names) | dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches)
 

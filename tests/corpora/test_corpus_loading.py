@@ -213,6 +213,23 @@ def test_column_with_a_dot_in_its_name_wins_over_a_nested_field(tmp_path):
     assert [row["text"] for row in load_corpus(str(tmp_path / "a.parquet"), text_column="page.text")] == ["whole"]
 
 
+def test_files_with_different_columns_of_texts_are_one_corpus(tmp_path):
+    (tmp_path / "own.csv").write_text("nr,body,text\n1,first,x\n2,second,y\n")
+    pq.write_table(pa.table({"text": ["third"], "source": ["web"]}), tmp_path / "general.parquet")
+    files = f"{tmp_path / 'own.csv'},{tmp_path}/*.parquet"
+    assert [row["text"] for row in load_corpus(files, text_column="body,text")] == ["third", "first", "second"]
+    nested = Dataset.from_list([{"page": {"body": "deep"}}])
+    assert [row["text"] for row in load_corpus(nested, text_column="text,page.body")] == ["deep"]
+    comma = Dataset.from_list([{"body,text": "whole", "text": "part"}])
+    assert [row["text"] for row in load_corpus(comma, text_column="body,text")] == ["whole"]
+    for wrong in ("body", "body,words"):
+        with pytest.raises(
+            CorpusError,
+            match=f"general.parquet: no column '{wrong}'; the columns are text, source. .*or several with commas",
+        ):
+            list(load_corpus(files, text_column=wrong))
+
+
 def test_error_on_a_missing_column_lists_the_columns(folder):
     with pytest.raises(
         CorpusError, match="b.txt: no column 'body'; the columns are text. Choose another --corpus_text_column"

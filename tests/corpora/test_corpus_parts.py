@@ -11,10 +11,11 @@ import pytest
 from datasets import Dataset, load_dataset
 
 from hf_tlm.corpora import Corpus, CorpusArguments, CorpusError, load_corpus
+from hf_tlm.corpora.corpus import Columns
 from hf_tlm.corpora.loading import BATCH, read_batches
 from hf_tlm.errors import HfTlmError
 
-COLUMNS = ("text", None, "source")
+COLUMNS = Columns("text", None, "source")
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_parquet_columns_of_every_type_are_read_like_datasets_does(tmp_path, kin
         except CorpusError as error:
             return str(error)
 
-    for columns in (("text", None, "source"), ("more", "key", "source"), ("text", "key", "nothing")):
+    for columns in (COLUMNS, Columns("more", "key", "source"), Columns("text", "key", "nothing")):
         text, identifier, source = columns
         corpus = load_corpus(str(path), text_column=text, id_column=identifier, source_column=source)
 
