@@ -10,11 +10,16 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from datasets import Features
 
+_WHOLE = re.compile(r"-?\d+")
 MAX_DEPTH = 1000  # Levels of brackets.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[{}\]]")
-# Start of a file that is one object with all rows: {"data": [{...}, ...]}, or {"text": {"0": ..., "1": ...}, ...} by pandas.
-_TABLE_START = re.compile(rb'\{\s*("data"\s*:\s*\[\s*\{|"(?:[^"\\]|\\.)*"\s*:\s*\{\s*"-?\d+"\s*:)')
+# Start of a file that is one object with all rows: {"data": [{...}, ...]}, or what pandas writes: by columns
+# {"text": {"0": ..., "1": ...}, ...}, by rows {"0": {"text": ..., ...}, ...}, split {"columns": [...], ...}, with a schema.
+_TABLE_START = re.compile(
+    rb'\{\s*("data"\s*:\s*\[\s*\{|"(?:[^"\\]|\\.)*"\s*:\s*\{\s*"-?\d+"\s*:|"-?\d+"\s*:\s*\{'
+    rb'|"columns"\s*:\s*\[\s*"|"schema"\s*:\s*\{\s*"fields"\s*:)'
+)
 
 
 def check_lines(file: Iterable[bytes]) -> None:
@@ -46,7 +51,8 @@ def _nesting_depth(text: bytes) -> int:
 def read_array(file: BinaryIO) -> list[dict[str, Any]] | None:
     """Read a JSON file that is one array of objects; None if it is not an array (JSON Lines).
 
-    The array may be the field `data` of an object, or the columns that pandas's `to_json` writes by default.
+    The array may be the field `data` of an object, or a table as pandas's `to_json` writes it. Its `orient` may be any but
+    "values", which has no names of columns.
 
     `datasets` is not used, because it would convert all values of a column with texts and other values to JSON.
     """
@@ -69,11 +75,15 @@ def read_array(file: BinaryIO) -> list[dict[str, Any]] | None:
 
 def _rows_of_table(table: dict[str, Any]) -> list[Any] | None:
     """Return the rows of an object that holds a table, see `read_array`; None if it is a row itself."""
-    if isinstance(table.get("data"), list):
-        return table["data"]
+    if isinstance(rows := table.get("data"), list):
+        names = table.get("columns")
+        split = isinstance(names, list) and all(isinstance(row, list) and len(row) == len(names) for row in rows)
+        return [dict(zip(names, row, strict=True)) for row in rows] if split else rows
     columns = list(table.values())
     if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
         return None
+    if all(_WHOLE.fullmatch(key) for key in table) and not any(_WHOLE.fullmatch(name) for name in columns[0]):
+        return columns  # Rows by their numbers.
     return [dict(zip(table, cells, strict=True)) for cells in zip(*(column.values() for column in columns), strict=True)]
 
 

@@ -142,11 +142,18 @@ register_compression("zstd", _open_zstd, "zst", force=True)
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a parquet file; its pages are verified by their checksums, if they have any."""
+    """Open a parquet file; its pages are verified by their checksums, if they have any.
+
+    Raises:
+        ValueError: it is compressed as a whole, or columns have the same name.
+    """
     if strip_compression(path) != path:
         raise ValueError("a parquet file cannot be read compressed. Unpack it first (gunzip, unzstd).")
     # Without pre_buffer, which would hold all columns of the file in memory.
-    return pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
+    file = pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
+    if repeated := [name for name, count in Counter(file.schema_arrow.names).items() if count > 1]:
+        raise ValueError(f"more than one column has the name {repeated[0]!r:.60}. Rename one of them.")
+    return file
 
 
 def find_separator(path: Path) -> str:

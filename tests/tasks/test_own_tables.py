@@ -7,10 +7,12 @@ import subprocess
 
 import fsspec
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from hf_tlm.corpora import load_corpus, tables
+from hf_tlm.corpora import CorpusError, load_corpus, tables
 from hf_tlm.errors import HfTlmError
 from hf_tlm.tasks import TaskArguments, TaskError, TaskSpec, load_task, reading
 from hf_tlm.tasks.reading import unlabelled, unlabelled_chunks
@@ -57,10 +59,11 @@ def test_tables_of_every_file_type_give_the_same_task(tmp_path, suffix):
     assert task.train["id"][0] == "row-0"
 
 
-@pytest.mark.parametrize("made", [lambda rows: pd.DataFrame(rows).to_json(), lambda rows: json.dumps({"data": rows})])
-def test_json_object_of_columns_or_with_the_field_data_is_a_table(tmp_path, made):
+@pytest.mark.parametrize("made", ["data", "columns", "index", "split", "table", "records"])
+def test_json_object_with_all_rows_is_a_table(tmp_path, made):
     rows = tickets(60)
-    (tmp_path / "t.json").write_text(made(rows))
+    text = json.dumps({"data": rows}) if made == "data" else pd.DataFrame(rows).to_json(orient=made)
+    (tmp_path / "t.json").write_text(text)
     assert (
         load_task(str(tmp_path / "t.json"), **SHARES).fingerprint == load_task(Dataset.from_list(rows), **SHARES).fingerprint
     )
@@ -68,7 +71,15 @@ def test_json_object_of_columns_or_with_the_field_data_is_a_table(tmp_path, made
     assert [row["text"] for row in corpus] == [row["Body"] for row in rows]
 
 
-@pytest.mark.parametrize("row", [{"data": [{"a": 1}], "text": "x"}, {"by_id": {"1": "a"}, "text": {"body": "x"}}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"data": [{"a": 1}], "text": "x"},
+        {"by_id": {"1": "a"}, "text": {"body": "x"}},
+        {"columns": ["a"], "text": "x"},
+        {"1": {"a": "b"}, "text": "x"},
+    ],
+)
 def test_lines_of_json_that_begin_like_a_table_are_rows(tmp_path, row):
     (tmp_path / "t.json").write_text(f"{json.dumps(row)}\n" * 2)
     assert reading.read_file(tmp_path / "t.json", {})[:] == {name: [value] * 2 for name, value in row.items()}
@@ -201,6 +212,16 @@ def test_repeated_column_name_in_many_shards_is_warned_about_once(tmp_path, capl
     for line, name, column in ((first, "0.csv", "text"), (second, "other.csv", "body")):
         assert f"{name} names columns more than once ({column})" in line
     assert not read_twice()
+
+
+def test_two_columns_of_one_name_in_a_parquet_file_are_refused(tmp_path):
+    columns = [pa.array(values) for values in (["one", "two"], ["three", "four"], ["a", "b"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "text", "label"]), tmp_path / "t.parquet")
+    expected = "more than one column has the name 'text'. Rename one of them"
+    with pytest.raises(TaskError, match=expected):
+        load_task(str(tmp_path / "t.parquet"), **SHARES)
+    with pytest.raises(CorpusError, match=expected):
+        list(load_corpus(str(tmp_path / "t.parquet")))
 
 
 def test_held_out_texts_depend_on_content_more_than_on_order():
