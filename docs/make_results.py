@@ -32,6 +32,8 @@ README = ROOT / "README.md"
 FINDINGS = {"findings.md": RECORDS / "findings.md", "plateau.md": RECORDS / "plateau" / "findings.md"}
 # Whole numbers up to this one count things that are in no table: seeds, tasks, columns.
 SMALL = 12
+# End of the name of an arm in `Scores`.
+OR_WITH_LINEAR = " or with linear"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Scores:
 
     columns: title -> (task, tables of `reproduce` to search, such as coffee/main).
     arms: title -> names of the arm, of which the first that is in the column's tables is shown; `coffee#BM25` is searched
-        only in tables whose names begin with coffee. A row without a score is left out.
+        only in tables whose names begin with coffee. `BM25 or with linear` are the arm's models, averaged with the linear
+        model if that is ahead on validation. A row without a score is left out.
     """
 
     title: str
@@ -68,11 +71,17 @@ class Scores:
         """Return the row of the first of the named arms with a test score; None if there is none."""
         task, *tables = column
         for name in names:
-            place, _, arm = name.rpartition("#")
+            place, _, arm = name.removesuffix(OR_WITH_LINEAR).rpartition("#")
             for row in (row for table in tables if table.startswith(place) for row in read_rows(table)):
                 if (row["task"], row["arm"]) == (task, arm) and row["test"] is not None:
-                    return row
+                    return with_linear_if_ahead(row) if name.endswith(OR_WITH_LINEAR) else row
         return None
+
+
+def with_linear_if_ahead(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row whose test score is that with the linear model if its validation score is higher with it."""
+    alone, together = row["validation"]["mean"], row["with_linear_validation"]["mean"]
+    return {**row, "test": row["with_linear"] if together > alone else row["test"]}
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:

@@ -60,10 +60,10 @@ class Row:
         scores = [run[split] for run in self.runs if split in run]
         return aggregate(scores)[self.runs[0]["metric"]] if scores else None
 
-    @property
-    def with_linear(self) -> dict[str, Any] | None:
-        """Scores of each model averaged with the linear one, on the last split: mean, deviation, n and values."""
-        scores = [entry(run, "with_linear", "test" if "test" in run else "validation", run["metric"]) for run in self.runs]
+    def with_linear(self, split: str | None = None) -> dict[str, Any] | None:
+        """Scores of each model averaged with the linear one: mean, deviation, n and values. By default on the last split."""
+        splits = [split or ("test" if "test" in run else "validation") for run in self.runs]
+        scores = [entry(run, "with_linear", name, run["metric"]) for run, name in zip(self.runs, splits, strict=True)]
         is_complete = scores and all(isinstance(score, float) for score in scores)
         return aggregate([{"score": score} for score in scores])["score"] if is_complete else None
 
@@ -91,7 +91,8 @@ class Row:
             "finished": [run["seed"] for run in self.runs],
             "failed": dict(self.failed),
             **{split: self.score(split) for split in SCORES},
-            "with_linear": self.with_linear,
+            "with_linear": self.with_linear(),
+            "with_linear_validation": self.with_linear("validation"),
             "over_linear": self.lead and self.lead.to_dict(),
             "published": {name: PUBLISHED[name].show(self.task) for name in self.published},
             "parameters": first.get("parameters"),
@@ -205,7 +206,7 @@ class Table:
         int8 = ("MB int8", *memory, "ms a text int8", "int8 drop") if self._has_entry("int8") else ()
         teacher = ("teacher FLOPs", "teacher hours") if self._has_teachers else ()
         lead = (OVER_LINEAR,) if any(row.lead for row in self.rows) else ()
-        with_linear = (WITH_LINEAR,) if any(row.with_linear for row in self.rows) else ()
+        with_linear = (WITH_LINEAR,) if any(row.with_linear() for row in self.rows) else ()
         return [
             *("task", "metric", "arm", "seeds", *SCORES),
             *lead,

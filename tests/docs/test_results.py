@@ -58,6 +58,11 @@ def test_table_shows_the_scores_of_the_records(monkeypatch):
         "| ours | 25.00 (1 seed) | 75.00 ± 25.00 (2 seeds) | 10.00 ± 1.00 |",
         "| large | 75.00 ± 25.00 (2 seeds) | 75.00 ± 25.00 (2 seeds) |  |",
     ]
+    for validation, shown in ((0.6, "30.00"), (0.5, "75.00 ± 25.00")):  # Alone 0.5.
+        together = {"with_linear": {"mean": 0.3, "std": None}, "with_linear_validation": {"mean": validation}}
+        large[0] |= {"validation": {"mean": 0.5}, **together}
+        chosen = Scores("short", {"A": ("a", "large/x")}, {"chosen": ("BM25 or with linear",)}).to_text()
+        assert chosen.splitlines()[-1] == f"| chosen | {shown} (2 seeds) |"
     rows[0]["metric"] = "accuracy"
     with pytest.raises(ValueError, match=r"short: A has scores of \['accuracy', 'f1'\], and one metric is expected"):
         Scores("short", columns, arms).to_text()

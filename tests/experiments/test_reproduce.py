@@ -776,9 +776,11 @@ def test_leads_over_the_linear_model_come_from_recorded_answers(work, tmp_path, 
         assert f"| {shown} " in table.to_text()
     # The table also has the score of each model averaged with the linear one.
     together = [run["with_linear"]["test"]["macro_f1"] for run in rows["task only"].runs]
-    assert rows["task only"].with_linear["values"] == together and len(rows["together"].with_linear["values"]) == 1
-    assert f"| {format_score(rows['task only'].with_linear)} " in table.to_text() and "With linear: " in table.to_text()
-    assert rows["linear"].with_linear is None
+    assert rows["task only"].with_linear()["values"] == together and len(rows["together"].with_linear()["values"]) == 1
+    assert f"| {format_score(rows['task only'].with_linear())} " in table.to_text() and "With linear: " in table.to_text()
+    validation = [run["with_linear"]["validation"]["macro_f1"] for run in rows["task only"].runs]
+    assert rows["task only"].to_dict()["with_linear_validation"]["values"] == validation
+    assert rows["linear"].with_linear() is None
     run = json.loads((out / "scierc/task-only/seed-1/results.json").read_text())
     assert run["with_linear"]["test"]["macro_f1"]["values"] == together[1:]
     assert rows["linear"].lead is None and rows["linear"].to_dict()["over_linear"] is None
@@ -798,7 +800,7 @@ def test_leads_over_the_linear_model_come_from_recorded_answers(work, tmp_path, 
     for damage in (3, {"test": 3}, {"test": {"macro_f1": "much"}}):
         file.write_text(json.dumps(record | {"with_linear": damage}))
         rows = {row.arm: row for row in write_table(plan_of_arms(work, out, arms)).rows}
-        assert rows["task only"].with_linear is None and rows["together"].with_linear is not None
+        assert rows["task only"].with_linear() is None and rows["together"].with_linear() is not None
     # Without the linear model there is no lead; answers of many texts are not recorded.
     assert "over linear" not in write_table(plan_of_arms(work, out, ["task only"])).to_text()
     monkeypatch.setattr("hf_tlm.experiments.steps.MOST_ANSWERS", len(labels) - 1)
