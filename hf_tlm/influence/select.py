@@ -20,7 +20,7 @@ from hf_tlm.influence.selection import NUM_BUCKETS, PassageScores, best_rows, lo
 from hf_tlm.retrieval.subset import Subset, check_subset
 from hf_tlm.retrieval.texts import example_texts
 from hf_tlm.tasks.spec import Task, check_task
-from hf_tlm.utils.options import to_python
+from hf_tlm.utils.options import check_numbers, to_python
 
 if TYPE_CHECKING:
     from hf_tlm.influence.scorer import InfluenceScorer
@@ -99,6 +99,7 @@ def select(
     check_subset(subset)
     # Convert to Python numbers: the manifest is JSON.
     fraction, top_k, num_passages, seed, max_length = map(to_python, (fraction, top_k, num_passages, seed, max_length))
+    check_numbers(InfluenceError, seed=seed)
     corpus_batch_size, task_batch_size = map(to_python, (corpus_batch_size, task_batch_size))
     sizes: dict[str, Any] = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
     batches = {"corpus_batch_size": corpus_batch_size, "task_batch_size": task_batch_size}

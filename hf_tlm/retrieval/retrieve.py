@@ -109,7 +109,7 @@ def retrieve(
     is_default_k = top_k is None
     top_k = default_top_k(len(task.train)) if top_k is None else top_k
     check_numbers(RetrievalError, top_k=top_k, max_query_terms=max_query_terms)
-    check_numbers(RetrievalError, num_threads=num_threads, query_batch_size=query_batch_size)
+    check_numbers(RetrievalError, seed=seed, num_threads=num_threads, query_batch_size=query_batch_size)
     _check_arguments(retriever, query_mode, settings, max_query_terms, num_passages, corpus, elastic, index_dir)
     if deduplicate is not None:
         check_deduplication(deduplicate)

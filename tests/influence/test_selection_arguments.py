@@ -111,6 +111,13 @@ def test_select_with_arguments(task, tokenizer, tmp_path, corpus):
     assert len(found) == round(0.5 * len(subset)) and found.manifest["selection"]["score_model"] == ["scratch"]
 
 
+@pytest.mark.parametrize("seed", [-1, 2.5])
+def test_seed_that_is_no_whole_number_is_refused(task, corpus, seed):
+    subset = retrieve(task, corpus, retriever="random", num_passages=10)
+    with pytest.raises(InfluenceError, match=f"seed: expected a whole number .*; received {seed}"):
+        select(task, subset, method="random", fraction=0.5, seed=seed)
+
+
 class TestCheck:
     """Checks with task and subset, before a score model exists."""
 

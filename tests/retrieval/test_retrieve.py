@@ -169,6 +169,7 @@ def test_random_draws_are_uniform(run, make_task, make_corpus):
     [
         ({"retriever": "lucene"}, "retriever must be one of bm25, bm25s, rank_bm25, sharded"),
         ({"top_k": 0}, "top_k: expected .*; received 0"),
+        ({"retriever": "random", "num_passages": 2, "seed": 2.5}, "seed: expected a whole number .*; received 2.5"),
         ({"query_mode": "title"}, "text, rake"),
         ({"settings": Bm25Settings("okapi"), "retriever": "bm25s"}, "bm25s has no .*okapi.*rank_bm25: lucene, okapi"),
         ({"num_passages": 3}, "uses top_k"),
