@@ -77,8 +77,9 @@ def _rows_of_table(table: dict[str, Any]) -> list[Any] | None:
     """Return the rows of an object that holds a table, see `read_array`; None if it is a row itself."""
     if isinstance(rows := table.get("data"), list):
         names = table.get("columns")
-        split = isinstance(names, list) and all(isinstance(row, list) and len(row) == len(names) for row in rows)
-        return [dict(zip(names, row, strict=True)) for row in rows] if split else rows
+        if isinstance(names, list) and all(isinstance(row, list) and len(row) == len(names) for row in rows):
+            return [dict(zip(names, row, strict=True)) for row in rows]
+        return rows
     columns = list(table.values())
     if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
         return None

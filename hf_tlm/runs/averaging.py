@@ -186,11 +186,14 @@ def baseline_entries(
     Returns:
         baselines: those given, where the linear model also has the run's `lead`: split -> `Lead` of the mean over seeds, in
             the task's metric. with_linear: split -> `aggregate` of the scores of each seed's model averaged with the linear
-            one. Both hold only splits for which all seeds and the linear model have predictions.
+            one. averaged_with_linear, for several seeds: their number `n`, and split -> scores of the average of all their
+            models, averaged with the linear one. All hold only splits for which all seeds and the linear model have
+            predictions.
     """
     linear, folders = linear_predictions(task), [seed_folder(run, record["seed"]) for record in records]
     leads: dict[str, dict[str, float]] = {}
     averaged: dict[str, dict[str, Any]] = {}
+    all_averaged: dict[str, dict[str, float]] = {}
     for split, by_linear in linear.items():
         by_seed = [one for folder in folders if (one := seed_predictions(task, [folder], split)) is not None]
         if not by_seed or len(by_seed) < len(folders) or len(by_linear) != len(by_seed[0]):
@@ -199,8 +202,12 @@ def baseline_entries(
         scorers = [scorer(task.metric, labels, class_indices(task, one)) for one in (*by_seed, by_linear)]
         leads[split] = paired_bootstrap(scorers[:-1], scorers[-1:], len(labels)).to_dict()
         averaged[split] = aggregate([_score_average(task, split, one, by_linear) for one in by_seed])
+        if len(by_seed) > 1:
+            all_averaged[split] = _score_average(task, split, average(by_seed), by_linear)
     compared_baselines = [{**one, **({"lead": leads} if leads and one["name"] == LINEAR else {})} for one in baselines]
-    return {"baselines": compared_baselines, **({"with_linear": averaged} if averaged else {})}
+    entries: dict[str, Any] = {"baselines": compared_baselines}
+    entries |= {"with_linear": averaged} if averaged else {}
+    return entries | ({"averaged_with_linear": {"n": len(folders), **all_averaged}} if all_averaged else {})
 
 
 def score_with_linear(task: Task, predictions: Mapping[str, Predictions]) -> dict[str, dict[str, float]]:

@@ -375,13 +375,18 @@ def baseline_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str,
     """Return the printed lines on the baselines, and on the score of the run averaged with the linear model.
 
     Args:
-        record: the record of the run, with `metric`, and optionally `baselines` and `with_linear`.
+        record: the record of the run, with `metric`, and optionally what `hf_tlm.runs.averaging.baseline_entries` returns.
         summary: the run's summary.
     """
     lines, metric = [], record["metric"]
     if averaged := record.get("with_linear"):
         score_list = ", ".join(f"{split} {format_score(averaged[split][metric])}" for split in SPLITS if split in averaged)
         lines.append(f"with linear  {metric} {score_list}: averaged predictions of each seed's model and the linear model")
+    if averaged := record.get("averaged_with_linear"):
+        score_list = ", ".join(f"{split} {100 * averaged[split][metric]:.2f}" for split in SPLITS if split in averaged)
+        lines.append(
+            f"both         {metric} {score_list}: the {averaged['n']} seeds' models as one, averaged with the linear one"
+        )
     if line := to_beat_line(record.get("baselines") or [], metric, summary):
         lines.append(f"to beat      {line}")
     return lines

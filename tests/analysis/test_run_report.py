@@ -154,7 +154,11 @@ def test_baselines_are_shown_with_the_lead_over_them(run, task, tmp_path):
 
 @pytest.mark.parametrize(
     "name,said,score",
-    [("averaged", "average of all seeds' models", 0.75), ("with_linear", "averaged with the linear model", {"mean": 0.75})],
+    [
+        ("averaged", "average of all seeds' models", 0.75),
+        ("with_linear", "averaged with the linear model", {"mean": 0.75}),
+        ("averaged_with_linear", "average of all seeds' models, averaged with the linear model", 0.75),
+    ],
 )
 def test_score_of_averaged_seeds_is_shown(run, task, tmp_path, name, said, score):
     record = json.loads((run / "results.json").read_text())

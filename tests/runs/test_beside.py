@@ -88,8 +88,28 @@ def test_each_seed_is_averaged_with_the_linear_model(task, tmp_path):
         assert with_linear[split]["macro_f1"]["values"] == pytest.approx(scores)
         assert with_linear[split]["macro_f1"]["mean"] == pytest.approx(np.mean(scores))
     assert set(with_linear["test"]) == {"macro_f1", "accuracy"}
-    one = baseline_entries(task, *write_run_predictions(task, tmp_path / "one", {0: {1}}), to_beat(task))["with_linear"]
-    assert one["test"]["accuracy"]["std"] is None
+    one = baseline_entries(task, *write_run_predictions(task, tmp_path / "one", {0: {1}}), to_beat(task))
+    assert one["with_linear"]["test"]["accuracy"]["std"] is None and "averaged_with_linear" not in one
+
+
+def test_all_seeds_as_one_are_averaged_with_the_linear_model(task, tmp_path):
+    """The linear model has half of the weight, however many seeds there are."""
+    folder, records = write_run_predictions(task, tmp_path / "run", {0: {0, 1, 2}, 3: {2, 4}, 5: {1, 5}})
+    both = baseline_entries(task, folder, records, to_beat(task))["averaged_with_linear"]
+    assert both.pop("n") == 3 and set(both) == {"validation", "test"}
+    for split, scores in both.items():
+        seeds = [
+            [json.loads(line) for line in predictions_file(folder / f"seed-{seed}", split).open()] for seed in (0, 3, 5)
+        ]
+        shares = [
+            [
+                np.mean([one["probabilities"][name] for one in rows]) + other["probabilities"][name]
+                for name in task.label_names
+            ]
+            for *rows, other in zip(*seeds, linear_predictions(task)[split], strict=True)
+        ]
+        labels = task.splits[split]["label"][:]
+        assert scores["macro_f1"] == pytest.approx(f1_score(labels, np.argmax(shares, axis=1), average="macro"))
 
 
 def test_splits_with_missing_or_other_predictions_are_not_compared(task, tmp_path, monkeypatch):

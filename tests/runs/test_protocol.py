@@ -71,6 +71,10 @@ def test_complete_run_is_recorded(tmp_path, task, subset):
     averaged_text = f"test {format_score(together)}: averaged predictions of each seed's model and the linear"
     assert together["n"] == 2 and averaged_text in run.to_text()
     assert f"| test, averaged with the linear model | {format_score(together)} |" in (out / "README.md").read_text()
+    both = f"{100 * results['averaged_with_linear']['test']['macro_f1']:.2f}"
+    assert f"test {both}: the 2 seeds' models as one, averaged with the linear one" in run.to_text()
+    said = "average of the 2 seeds' models, averaged with the linear model"
+    assert f"| test, {said} | {both} |" in (out / "README.md").read_text()
     linear = 100 * results["baselines"][1]["scores"]["test"]["macro_f1"]
     assert f"| test, linear model on TF-IDF | {linear:.2f} |" in (out / "README.md").read_text()
     assert "| test, majority class |" in (out / "seed-3/model/README.md").read_text()

@@ -190,11 +190,13 @@ def _lead(run: RunFolder, split: str) -> tuple[float, float, float] | None:
 
 
 def _averaged_scores(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
-    """Yield the recorded scores of the seeds' averaged models, and of each averaged with the linear model."""
+    """Yield the recorded scores of the seeds' averaged models, and of each and all averaged with the linear model."""
     if _is_score(score := entry(run.record, "averaged", split, metric)):
         yield "average of all seeds' models", score
     if _is_score(score := entry(run.record, "with_linear", split, metric, "mean")):
         yield "averaged with the linear model", score
+    if _is_score(score := entry(run.record, "averaged_with_linear", split, metric)):
+        yield "average of all seeds' models, averaged with the linear model", score
 
 
 def _baselines(run: RunFolder) -> list[Any]:

@@ -212,7 +212,7 @@ def _combine_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
     seeds = sorted((seed for run in runs for seed in run.seeds), key=lambda seed: seed["seed"])
     record = dict(finished[0].record)
     if len(seeds) > 1:  # These scores are of one seed.
-        record |= {"averaged": None, "with_linear": None}
+        record |= {"averaged": None, "with_linear": None, "averaged_with_linear": None}
         record["baselines"] = [{**one, "lead": None} for one in record.get("baselines") or () if isinstance(one, Mapping)]
     return RunFolder(name, path, finished[0].kind, record, seeds, path, missing, apart=True)
 
