@@ -7,8 +7,8 @@ r"""Write RESULTS.md, one page with the tables of recipes/reproduce.py.
 
 Reads the records in benchmarks/results/coffee and, if they exist, in cpu, the preceding scale, and in gpu, and writes
 benchmarks/results/RESULTS.md and the pictures of score against cost. It shows whatever is finished, and trains nothing.
-Findings about these numbers can be written to benchmarks/results/findings.md, which then comes first on the page. Paths
-should be relative, as records and pages contain them. With --runs, the folder of the models and subsets, it also writes the
+Findings about these numbers can be written to benchmarks/results/findings.md, which the page then links. Paths should be
+relative, as records and pages contain them. With --runs, the folder of the models and subsets, it also writes the
 cards of the best model of each task and of the subsets of the main table to model_cards/.
 """
 
@@ -382,8 +382,8 @@ def main() -> None:
         "their own; arms with other bodies, stages or FLOPs have other numbers of steps). *Published* are the papers' own "
         "figures, of models, corpora and budgets that are orders of magnitude larger: the full tables say by how much."
     )
-    findings = results / "findings.md"
-    parts = [about, findings.read_text(encoding="utf-8")] if findings.is_file() else [about]
+    found = "What is found in these numbers is in [findings.md](findings.md)."
+    parts = [about, found] if (results / "findings.md").is_file() else [about]
     parts += [part for name in SCALES if (results / name).is_dir() for part in scale(results / name)]
     (results / "RESULTS.md").write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
     print(f"Saved {results / 'RESULTS.md'}.")

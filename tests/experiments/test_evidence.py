@@ -117,7 +117,7 @@ def test_page_shows_scores_differences_time_and_cost(evidence, results, monkeypa
     assert (results / "cpu" / "cost.png").is_file() and "(cpu/cost.png)" in text and "(cpu/rho1.md)" in text
 
 
-def test_findings_come_first_and_budgets_are_drawn_as_curves(evidence, results, monkeypatch):
+def test_findings_are_linked_and_budgets_are_drawn_as_curves(evidence, results, monkeypatch):
     (results / "findings.md").write_text("# What it says\n\nThat BM25 helps.\n")
     table = json.loads((results / "cpu" / "main.json").read_text())
     for row, flops in zip(table["rows"][:3], (1e13, 2e13, 4e13), strict=True):
@@ -126,7 +126,7 @@ def test_findings_come_first_and_budgets_are_drawn_as_curves(evidence, results, 
     monkeypatch.setattr(sys, "argv", ["evidence.py", "--results_dir", str(results)])
     evidence.main()
     text = (results / "RESULTS.md").read_text(encoding="utf-8")
-    assert text.index("benchmarks/evidence.py") < text.index("That BM25 helps.") < text.index("# Two CPU cores")
+    assert text.index("benchmarks/evidence.py") < text.index("[findings.md](findings.md)") < text.index("# Two CPU cores")
     assert "![Test score by training FLOPs](cpu/budget.png)" in text and "Left out:\n\n- toy: why" in text
     assert "mathdefault" not in (results / "cpu" / "budget.svg").read_text(), "numbers a reader can read"
     with open(results / "cpu" / "budget.csv", newline="") as file:
