@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,6 +173,17 @@ def test_launch_options_are_separated_from_the_recipes_options(tmp_path, monkeyp
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(LaunchError, match="--num_processes starts processes, and this process was started by a launcher"):
         launch("train", {"num_processes": "2"}, [])
+
+
+def test_command_for_one_process_is_not_launched(capsys, monkeypatch):
+    """One warning, and the recipe runs in this process."""
+    monkeypatch.setattr(cli, "launch", lambda *arguments: pytest.fail("launched"))
+    ran = []
+    monkeypatch.setattr(cli, "_load", lambda recipe: SimpleNamespace(main=lambda: ran.append((recipe, sys.argv[1:]))))
+    monkeypatch.setattr(sys, "argv", ["hf-tlm", "baseline", "--num_processes", "2", "--task", "x"])
+    cli.main()
+    assert ran == [("baseline", ["--task", "x"])]
+    assert "hf-tlm baseline runs in one process: without effect: --num_processes." in capsys.readouterr().err
 
 
 BASH = """

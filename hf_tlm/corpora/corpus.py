@@ -43,7 +43,7 @@ class Columns(NamedTuple):
 
     def texts(self) -> list[str]:
         """Return the names of columns of texts; a name with a comma may be that of one column."""
-        return list(dict.fromkeys([self.text, *self.text.split(",")]))
+        return list(dict.fromkeys([self.text, *map(str.strip, self.text.split(","))]))
 
     def all(self) -> list[str]:
         """Return all names."""

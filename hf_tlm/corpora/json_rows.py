@@ -51,8 +51,8 @@ def _nesting_depth(text: bytes) -> int:
 def read_array(file: BinaryIO) -> list[dict[str, Any]] | None:
     """Read a JSON file that is one array of objects; None if it is not an array (JSON Lines).
 
-    The array may be the field `data` of an object, or a table as pandas's `to_json` writes it. Its `orient` may be any but
-    "values", which has no names of columns.
+    The array may be the field `data` of an object, or a table as pandas's `to_json` writes it, if its index is of numbers.
+    The `orient` "values" has no names of columns.
 
     `datasets` is not used, because it would convert all values of a column with texts and other values to JSON.
     """
@@ -83,7 +83,7 @@ def _rows_of_table(table: dict[str, Any]) -> list[Any] | None:
     columns = list(table.values())
     if not all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
         return None
-    if all(_WHOLE.fullmatch(key) for key in table) and not any(_WHOLE.fullmatch(name) for name in columns[0]):
+    if all(_WHOLE.fullmatch(key) for key in table) and not all(_WHOLE.fullmatch(name) for name in columns[0]):
         return columns  # Rows by their numbers.
     return [dict(zip(table, cells, strict=True)) for cells in zip(*(column.values() for column in columns), strict=True)]
 

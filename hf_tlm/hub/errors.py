@@ -146,6 +146,8 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
         return f"There is no {name} that you may see{here}. Correct the name; if it is private: l{log_in()[1:]}.{hint}"
     if status == 401:
         return f"The Hub does not accept your token. {log_in()}."
+    if status == 403 and reading:
+        return f"Access to the {name} was refused (status 403): it is disabled, or your token or a proxy does not allow it."
     if status == 403:
         return f"Your token may not write to the {name}. Use a token with write access, or a repository of your own."
     if status == 413:

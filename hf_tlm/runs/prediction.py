@@ -132,6 +132,7 @@ def predict(
         names, backend, onnx_dtype, max_length=max_length, text_columns=text_columns, trust_remote_code=trust_remote_code
     )
     file = _create_prediction_file(names, data, output, predict_format, sources, separator)
+    _check_all_rows(file, drop_bad_rows)
     with contextlib.ExitStack() as stack:
         machine: dict[str, Any] = {"backend": backend, "onnx_dtype": onnx_dtype, "num_threads": num_threads}
         predictors = stack.enter_context(open_predictors(sources, **machine, trust_remote_code=trust_remote_code, **options))
@@ -386,11 +387,20 @@ def check_predictable(
     path = Path(predicting.predict_output or f"{PREDICTIONS}/rows.{SUFFIXES.get(predicting.predict_format, 'jsonl')}")
     _check_output_path(path, predicting.predict, [Path(output_dir)])
     file = PredictionFile(path, predicting.predict_format, task.spec, task.label_names)
+    _check_all_rows(file, drop_bad_rows)
     _check_output_path(file.path, predicting.predict, [Path(output_dir)])
     if predicting.predict_output is not None:  # The default is in output_dir, which the training writes.
         check_writable(file.path.parent, f"predict_output {file.path}")
     separator = separator_as_in(Path(predicting.predict), separator)
     next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows, separator=separator), None)
+
+
+def _check_all_rows(file: PredictionFile, drop_bad_rows: bool) -> None:
+    """Check that no row may be left out of a file whose rows have the numbers of the data's, or raise an ArgumentsError."""
+    if file.task is not None and drop_bad_rows:
+        raise ArgumentsError(
+            "predict_format glue needs a prediction for every row, and drop_bad_rows leaves rows out. Remove one of them."
+        )
 
 
 def find_sources(

@@ -8,6 +8,7 @@ import csv
 import datetime
 import json
 import logging
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -18,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from hf_tlm.corpora.tables import SEPARATORS, suffix_of
-from hf_tlm.tasks import TASKS, TaskSpec
-from hf_tlm.tasks.formats import check_excel, write_excel
+from hf_tlm.corpora.tables import SEPARATORS, read_errors_as, suffix_of
+from hf_tlm.tasks import TASKS, TaskError, TaskSpec
+from hf_tlm.tasks.formats import MAX_ROWS, check_excel, write_excel
 from hf_tlm.tasks.reading import separator_of
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.files import atomic_file
@@ -136,7 +137,8 @@ def _read_column_names(path: Path) -> list[Any] | None:
     """Return the column names of a table in any of the formats; None where the file is no table."""
     try:
         with open(path, "rb") as file:
-            first_line = file.readline(_MAX_LINE_BYTES)
+            lines_from_start = iter(lambda: file.readline(_MAX_LINE_BYTES), b"")
+            first_line = next((line for line in lines_from_start if line.strip()), b"")
         if first_line.startswith(b"PAR1"):
             return list(pq.read_schema(path).names)
         if first_line.startswith(b"PK"):
@@ -153,7 +155,8 @@ def _read_column_names(path: Path) -> list[Any] | None:
             headers = []
             for separator in SEPARATORS:
                 lines.seek(0)
-                headers.append(next(csv.reader(lines, delimiter=separator), []))
+                rows = csv.reader(lines, delimiter=separator)
+                headers.append(next((row for row in rows if any(map(str.strip, row))), []))
         return max(headers, key=lambda names: ("prediction" in names, len(names)))
     except Exception:  # Of any class: the file may hold anything.
         return None
@@ -216,12 +219,16 @@ class PredictionFile(contextlib.ExitStack):
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
-        if error[0] is None and self.format in ("parquet", "xlsx"):
-            table = _concatenate_tables(self._tables) if self._tables else pa.table({})
-            if self.format == "parquet":
-                pq.write_table(table, self._stream)
-            else:
-                write_excel(table.to_pydict(), self._stream)
+        try:
+            if error[0] is None and self.format in ("parquet", "xlsx"):
+                table = _concatenate_tables(self._tables) if self._tables else pa.table({})
+                if self.format == "parquet":
+                    pq.write_table(table, self._stream)
+                else:
+                    write_excel(table.to_pydict(), self._stream)
+        except BaseException:
+            super().__exit__(*sys.exc_info())
+            raise
         return super().__exit__(*error)
 
     def add(
@@ -232,7 +239,15 @@ class PredictionFile(contextlib.ExitStack):
         Args:
             rows: the rows, with the columns of the task.
             source: the columns of the input for these rows.
+
+        Raises:
+            ArgumentsError: a csv's columns change; or there are more rows than a sheet of Excel has.
         """
+        if self.format == "xlsx" and self.num_rows + len(predictions) >= MAX_ROWS:  # With the header.
+            raise ArgumentsError(
+                f"{self.path}: a sheet of Excel has at most {MAX_ROWS:,} rows, and the input has more. Choose a .csv or "
+                ".parquet file."
+            )
         if self.task:
             lines = (f"{self.num_rows + i}\t{glue_value(self.task, p['prediction'])}\n" for i, p in enumerate(predictions))
             self._write("".join(lines))
@@ -242,7 +257,7 @@ class PredictionFile(contextlib.ExitStack):
                 add_answer(identifier, prediction["prediction"])
                 add_odds(identifier, prediction.get("null_odds", 0.0))
         elif self.format == "txt":
-            self._write("".join(f"{_format_cell(one['prediction'])}\n" for one in predictions))
+            self._write("".join(f"{' '.join(str(_format_cell(one['prediction'])).splitlines())}\n" for one in predictions))
         elif self.format == "jsonl":
             lines = (
                 json.dumps({"id": identifier, **record}, ensure_ascii=False, default=str) + "\n"
@@ -295,7 +310,7 @@ def _read_dialect(input_path: Path | None, separator: str | None) -> tuple[str, 
     """Return the separator and the byte order mark, or an empty string, of a csv; a comma and no mark for any other file."""
     if input_path is None or suffix_of(input_path) != ".csv" or not input_path.is_file():
         return ",", ""
-    with fsspec.open(str(input_path), "rb", compression="infer") as file:
+    with read_errors_as(TaskError, input_path), fsspec.open(str(input_path), "rb", compression="infer") as file:
         has_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
     with contextlib.suppress(UnicodeDecodeError):  # Reading the rows raises the error for it.
         return separator_of(input_path, separator), "\ufeff" if has_mark else ""

@@ -425,7 +425,7 @@ def unlabelled_chunks(
             has unusable rows: the message lists all reasons, with the number of rows in the chunk and the first one.
     """
     path, reader = data_name(path), kind_module(spec.kind)
-    num_read = 0
+    num_read = num_usable = 0
     for columns in _stream_source(path, spec, chunk, separator):
         with read_errors_as(TaskError, f"{path} after row {num_read}"):  # Texts may contain invalid Unicode, for instance.
             rows = add_field_columns(spec, columns_to_dataset(columns))
@@ -446,15 +446,16 @@ def unlabelled_chunks(
                 "%s, rows %d to %d (counted from 0): rows left out: %s.",
                 *(path, num_read, num_read + len(rows) - 1, format_dropped(usable.bad)),
             )
-        num_read += len(rows)
+        num_read, num_usable = num_read + len(rows), num_usable + len(usable.rows)
         if len(usable.rows):
             is_complete = len(usable.kept) == len(rows)
             yield Chunk(
                 usable.rows,
                 {name: cells if is_complete else [cells[row] for row in usable.kept] for name, cells in columns.items()},
             )
-    if not num_read:
-        raise TaskError(f"{path} has no rows to predict on.")
+    if not num_usable:
+        left_out = f": all {num_read:,} were left out" if num_read else ""
+        raise TaskError(f"{path} has no rows to predict on{left_out}.")
 
 
 def _check_columns(path: str, spec: TaskSpec, rows: Dataset) -> None:
@@ -481,7 +482,7 @@ def data_name(data: Any) -> str:
 
 def may_be_hub_task(name: str) -> bool:
     """Return whether a name that is no local file may be a Hub id; owner/name.csv is the path of a missing file."""
-    return may_be_repo(name) and suffix_of(Path(name)) not in TABLE_BUILDERS
+    return may_be_repo(name) and suffix_of(Path(name)) not in {*TABLE_BUILDERS, ".txt", ".conll", ".conllu"}
 
 
 def _stream_source(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Iterator[dict[str, list]]:
@@ -489,9 +490,8 @@ def _stream_source(path: str, spec: TaskSpec, chunk: int, separator: str | None)
         return stream_file(Path(path), spec, chunk, separator)
     name, _, revision = path.partition("@")
     if not may_be_hub_task(name) or Path(name).exists():
-        raise TaskError(
-            f"No file {path!r} to predict on: pass an existing file, or a Hub id (owner/name).{suggested_path(name)}"
-        )
+        hint = " This is a folder: pass one of its files." if Path(name).is_dir() else suggested_path(name)
+        raise TaskError(f"No file {path!r} to predict on: pass an existing file, or a Hub id (owner/name).{hint}")
     hub_spec = dataclasses.replace(spec, path=name, revision=revision or None)
     if name != spec.path:
         hub_spec = dataclasses.replace(hub_spec, config_name=None, data_files=None, split_names={})

@@ -217,7 +217,7 @@ def test_files_with_different_columns_of_texts_are_one_corpus(tmp_path):
     (tmp_path / "own.csv").write_text("nr,body,text\n1,first,x\n2,second,y\n")
     pq.write_table(pa.table({"text": ["third"], "source": ["web"]}), tmp_path / "general.parquet")
     files = f"{tmp_path / 'own.csv'},{tmp_path}/*.parquet"
-    assert [row["text"] for row in load_corpus(files, text_column="body,text")] == ["third", "first", "second"]
+    assert [row["text"] for row in load_corpus(files, text_column="body, text")] == ["third", "first", "second"]
     nested = Dataset.from_list([{"page": {"body": "deep"}}])
     assert [row["text"] for row in load_corpus(nested, text_column="text,page.body")] == ["deep"]
     comma = Dataset.from_list([{"body,text": "whole", "text": "part"}])

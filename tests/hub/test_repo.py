@@ -2,10 +2,13 @@
 
 import logging
 
+import httpx2
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub import Repo, fetch, find_repo, local_folder
+from hf_tlm.hub.errors import explain
 from hf_tlm.hub.repo import FILES
 
 SAFE = {"config.json": "{}", "model.safetensors": "weights", "tokenizer.json": "{}"}
@@ -144,3 +147,12 @@ def test_cached_snapshot_is_used_without_a_network(hub, sleeps, monkeypatch, cap
         pytest.raises(HubError, match="^There is no local path alice/other, and http.* cannot be reached for the model"),
     ):
         fetch(Repo("alice/other"))
+
+
+@pytest.mark.parametrize(
+    ("reading", "message"),
+    [(True, "Access to the model repository a/b was refused"), (False, "Your token may not write to")],
+)
+def test_refused_access_is_told_by_what_was_done(reading, message):
+    response = httpx2.Response(403, request=httpx2.Request("GET", "https://hub.test/a/b"))
+    assert message in explain(HfHubHTTPError("no", response=response), Repo("a/b"), reading=reading)

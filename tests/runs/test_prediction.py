@@ -20,7 +20,7 @@ from transformers import set_seed
 
 from hf_tlm.runs import FinetuneArguments, PredictArguments, check_predictable, predict, predict_after
 from hf_tlm.runs.prediction_files import PredictionFile, glue_task, glue_value
-from hf_tlm.tasks import TaskSpec
+from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training import ArgumentsError
 from support.tiny_checkpoints import go, pretrained
 from support.toys import make_task
@@ -207,6 +207,55 @@ def test_overwritten_files_are_logged(tmp_path, caplog):
     (tmp_path / "RTE.tsv").write_text("index\tlabel\n")
     with pytest.raises(ArgumentsError, match="columns index, label, and would be lost"):
         PredictionFile(tmp_path, "glue", TaskSpec(name="glue_rte", path=""))
+
+
+def test_rows_may_not_be_left_out_of_a_glue_file(tmp_path):
+    """Its rows have the numbers of the data's."""
+    check = importlib.import_module("hf_tlm.runs.prediction")._check_all_rows
+    file = PredictionFile(tmp_path, "glue", TaskSpec(name="glue_rte", path=""))
+    with pytest.raises(ArgumentsError, match="glue needs a prediction for every row, and drop_bad_rows leaves rows out"):
+        check(file, True)
+    check(file, False)
+    check(PredictionFile(tmp_path / "a.csv", None, REVIEWS), True)
+
+
+REVIEWS = TaskSpec(name="reviews", path="")
+ROWS = Dataset.from_list([{"id": "0"}, {"id": "1"}])
+
+
+def test_line_feeds_in_predictions_keep_one_line_a_row(tmp_path):
+    with PredictionFile(tmp_path / "a.txt", None, REVIEWS) as file:
+        file.add(ROWS, [{"prediction": "two\nlines"}, {"prediction": ""}])
+    assert (tmp_path / "a.txt").read_text() == "two lines\n\n"
+
+
+def test_more_rows_than_a_sheet_has_are_refused_when_they_come(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_tlm.runs.prediction_files.MAX_ROWS", 4)
+    with pytest.raises(ArgumentsError, match="a sheet of Excel has at most 4 rows, and the input has more"):
+        with PredictionFile(tmp_path / "a.xlsx", None, REVIEWS) as file:
+            file.add(ROWS, [{"prediction": "a"}] * 2)
+            file.add(ROWS, [{"prediction": "b"}] * 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_failure_at_the_end_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(pq, "write_table", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError), PredictionFile(tmp_path / "a.parquet", None, REVIEWS) as file:
+        file.add(ROWS, [{"prediction": "a"}] * 2)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"hello\n", b"\x1f\x8b"])
+def test_damaged_compressed_input_is_one_sentence(tmp_path, content):
+    (tmp_path / "bad.csv.gz").write_bytes(content)
+    with pytest.raises(TaskError, match="Cannot read .*bad.csv.gz"):
+        PredictionFile(tmp_path / "out.csv", None, REVIEWS, like=tmp_path / "bad.csv.gz")
+
+
+def test_table_below_blank_lines_is_not_overwritten(tmp_path):
+    (tmp_path / "a.csv").write_text("\n \ntext,label\na,b\n")
+    with pytest.raises(ArgumentsError, match="it is a table with the columns text, label, and would be lost"):
+        PredictionFile(tmp_path / "a.csv", None, REVIEWS)
 
 
 def test_late_new_column_is_refused_in_csv_and_kept_in_jsonl(tmp_path):

@@ -180,6 +180,8 @@ def test_bad_rows_are_named_by_their_number_in_the_file(tmp_path, caplog):
         ("new.doc", "x", "expected a file of one of the types .parquet, .*received '.doc'"),
         ("new.parquet", "PAR1", "Cannot read .*new.parquet"),
         ("absent.csv", None, "No file .*absent.csv"),
+        ("absent.txt", None, "No file .*absent.txt"),
+        (".", None, "No file .* to predict on: .* This is a folder: pass one of its files"),
     ],
 )
 def test_unusable_file_is_refused(tmp_path, name, text, message):
@@ -187,6 +189,12 @@ def test_unusable_file_is_refused(tmp_path, name, text, message):
         (tmp_path / name).write_text(text)
     with pytest.raises(TaskError, match=message):
         rows(str(tmp_path / name), TEXTS)
+
+
+def test_file_whose_rows_are_all_left_out_is_refused(tmp_path):
+    (tmp_path / "new.csv").write_text("text,n\n,1\n,2\n")
+    with pytest.raises(TaskError, match="new.csv has no rows to predict on: all 2 were left out"):
+        rows(str(tmp_path / "new.csv"), TEXTS, drop_bad_rows=True)
 
 
 def test_test_split_of_a_hub_dataset_is_streamed(monkeypatch):
