@@ -21,7 +21,7 @@ from datasets import Dataset
 
 from hf_tlm.corpora.tables import SEPARATORS, read_errors_as, suffix_of
 from hf_tlm.tasks import TASKS, TaskError, TaskSpec
-from hf_tlm.tasks.formats import MAX_ROWS, check_excel, write_excel
+from hf_tlm.tasks.formats import check_excel, check_sheet_rows, write_excel
 from hf_tlm.tasks.reading import separator_of
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.files import atomic_file
@@ -241,13 +241,11 @@ class PredictionFile(contextlib.ExitStack):
             source: the columns of the input for these rows.
 
         Raises:
-            ArgumentsError: a csv's columns change; or there are more rows than a sheet of Excel has.
+            ArgumentsError: a csv's columns change.
+            TaskError: there are more rows than a sheet of Excel has.
         """
-        if self.format == "xlsx" and self.num_rows + len(predictions) >= MAX_ROWS:  # With the header.
-            raise ArgumentsError(
-                f"{self.path}: a sheet of Excel has at most {MAX_ROWS:,} rows, and the input has more. Choose a .csv or "
-                ".parquet file."
-            )
+        if self.format == "xlsx":
+            check_sheet_rows(self.num_rows + len(predictions))
         if self.task:
             lines = (f"{self.num_rows + i}\t{glue_value(self.task, p['prediction'])}\n" for i, p in enumerate(predictions))
             self._write("".join(lines))

@@ -34,7 +34,7 @@ _SQUAD_START = re.compile(
 # Names of the columns of words and of tags, by which a header line is recognised.
 _WORD_HEADERS = {"token", "tokens", "word", "words", "form"}
 _TAG_HEADERS = {"tag", "tags", "ner", "pos", "label", "labels", "upos", "xpos", "ner_tag", "ner_tags", "pos_tag", "pos_tags"}
-MAX_ROWS, _MAX_CHARACTERS = 2**20, 2**15 - 1  # Excel's limits of a sheet and of a cell.
+_MAX_ROWS, _MAX_CHARACTERS = 2**20, 2**15 - 1  # Excel's limits of a sheet and of a cell.
 _NUMBER = re.compile(r"-?\d+")
 # Control characters, which a cell cannot contain.
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
@@ -230,6 +230,12 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
     return {str(name): _unify_types(list(map(value, sheet[name]))) for name in sheet.columns}
 
 
+def check_sheet_rows(count: int) -> None:
+    """Raise a TaskError if a header and so many rows do not fit into a sheet of Excel."""
+    if count >= _MAX_ROWS:
+        raise TaskError(f"An Excel sheet has at most {_MAX_ROWS:,} rows; received {count + 1:,}. Write csv or parquet.")
+
+
 def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
     """Write columns as the only sheet of an Excel file; strings stay strings, even if they look like formulas.
 
@@ -239,8 +245,7 @@ def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
         TaskError: there are more rows than a sheet can have.
     """
     frame = pandas.DataFrame(dict(columns))
-    if len(frame) >= MAX_ROWS:
-        raise TaskError(f"An Excel sheet has at most {MAX_ROWS:,} rows; received {len(frame) + 1:,}. Write csv or parquet.")
+    check_sheet_rows(len(frame))
     frame = frame.map(lambda cell: _CONTROL_CHARACTERS.sub("", cell) if isinstance(cell, str) else cell)
     long_cells = frame.map(lambda cell: isinstance(cell, str) and len(cell) > _MAX_CHARACTERS).sum()
     if truncated := ", ".join(f"{count:,} in {name}" for name, count in long_cells.items() if count):

@@ -230,8 +230,8 @@ def test_line_feeds_in_predictions_keep_one_line_a_row(tmp_path):
 
 
 def test_more_rows_than_a_sheet_has_are_refused_when_they_come(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_tlm.runs.prediction_files.MAX_ROWS", 4)
-    with pytest.raises(ArgumentsError, match="a sheet of Excel has at most 4 rows, and the input has more"):
+    monkeypatch.setattr("hf_tlm.tasks.formats._MAX_ROWS", 4)
+    with pytest.raises(TaskError, match="An Excel sheet has at most 4 rows; received 5"):
         with PredictionFile(tmp_path / "a.xlsx", None, REVIEWS) as file:
             file.add(ROWS, [{"prediction": "a"}] * 2)
             file.add(ROWS, [{"prediction": "b"}] * 2)
